@@ -1,0 +1,44 @@
+"""The seams: whoever plays these parts can be swapped without the engine noticing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from foliolm.core.plan import StepPlan
+from foliolm.core.result import StepResult
+
+
+class Clock(Protocol):
+    """Time in integer nanoseconds, never going back. Only the engine's loop reads it."""
+
+    def now(self) -> int:
+        """Nanoseconds since an arbitrary origin."""
+        ...
+
+
+class StepHandle(Protocol):
+    """A step that was handed to an executor."""
+
+    def wait(self) -> StepResult:
+        """Block until the step is done. Raises whatever the step raised."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs plans strictly in the order in which they are submitted."""
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Begin a step; may return before it is done. Any number of steps may be in flight."""
+        ...
+
+    def close(self) -> None:
+        """Give back memory and threads; no step may be in flight."""
+        ...
+
+
+class CostModel(Protocol):
+    """Predicts the time of a step."""
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds of the whole step."""
+        ...

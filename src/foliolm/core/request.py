@@ -1,0 +1,105 @@
+"""A request as the engine takes it, and what comes back of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from foliolm.core.sampling import SamplingParams
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One completion of one prompt. Immutable, and plain data: it crosses processes.
+
+    Attributes:
+        request_id: unique within an engine for ever; given by the engine's client, never by a user.
+        prompt_token_ids: at least one token.
+        sampling: with ``n == 1``.
+        eos_token_ids: the model's end tokens; ignored where ``sampling.ignore_eos``.
+        arrival_ns: the monotonic clock at HTTP accept (or at the call), in nanoseconds.
+        priority: lower runs earlier, under the priority policy.
+        label: the user's name for it, for logs and records only; need not be unique.
+        adapter: load id of a LoRA adapter, or None for the bare model.
+        cache_salt: keeps prefixes apart between those who give different salts.
+    """
+
+    request_id: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    eos_token_ids: tuple[int, ...] = ()
+    arrival_ns: int = 0
+    priority: int = 0
+    label: str = ""
+    adapter: int | None = None
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: log-softmax of the model's raw logits, natural log.
+
+    Attributes:
+        token_id, logprob, rank: of the token that stands there; rank 1 is the likeliest.
+        top: (token id, logprob) pairs, likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStamps:
+    """Monotonic nanoseconds at the turns of a request's life inside the engine; 0 where not reached.
+
+    Attributes:
+        arrival_ns: HTTP accept.
+        queued_ns: entered the waiting queue.
+        admitted_ns: first admitted.
+        first_token_ns, last_token_ns: its first and last tokens were committed.
+        num_preemptions, num_cached_tokens: counts.
+    """
+
+    arrival_ns: int = 0
+    queued_ns: int = 0
+    admitted_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What one step gave one request.
+
+    Attributes:
+        request_id: whose.
+        token_ids: newly committed tokens, end token included; may be empty (an abort, an error).
+        logprobs: one a token, where asked for.
+        prompt_logprobs: for newly computed prompt positions, where asked for; None stands at position 0.
+        finish_reason: set on the last output of a request.
+        stop_reason: the end or stop token's id, where that ended it.
+        error: a sentence, where finish_reason is ``error`` or the engine itself ended it.
+        stamps: on the last output.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    stamps: RequestStamps | None = None
