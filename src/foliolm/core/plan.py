@@ -14,8 +14,12 @@ from dataclasses import dataclass, field
 from foliolm.core.sampling import SamplingParams
 
 
-class LogitsAt(enum.IntEnum):
-    """Where a row needs the output head."""
+class LogitsAt(enum.IntFlag):
+    """Where a row needs the output head. LAST: at its last token, which samples. ALL: at all, for prompt logprobs.
+
+    A chunk that ends before its request's last token never has LAST; one that ends there and also reports prompt
+    logprobs has both.
+    """
 
     NONE = 0
     LAST = 1
@@ -52,7 +56,7 @@ class Decision:
         kind: what was decided.
         request_id: about whom.
         reason: a short code: ``kv_blocks``, ``token_budget``, ``sequences``, ``batch_closed``, ``prefill_first``,
-            ``preempted_this_step``, ``in_flight``, ``fits``, ``too_long``, ``queue_full``, ``outgrew_pool``.
+            ``preempted_this_step``, ``in_flight``, ``fence``, ``fits``, ``outgrew_pool``.
         needed, available: in the unit of the reason (blocks, tokens or sequences).
         blocker: the request that stands in the way, where there is one.
         predicted_s: predicted seconds by treatment (``swap``, ``recompute``, …), where they were compared.
@@ -210,7 +214,7 @@ class StepPlan:
     @property
     def num_sampled(self) -> int:
         """Rows that sample a token."""
-        return len(self.decodes.request_ids) + sum(1 for row in self.rows if row.logits is not LogitsAt.NONE)
+        return len(self.decodes.request_ids) + sum(1 for row in self.rows if row.logits & LogitsAt.LAST)
 
     def all_rows(self) -> Iterator[Row]:
         """Every row spelled out, decodes first: for replays, tests and people."""

@@ -89,12 +89,16 @@ class SamplingParams:
             raise RequestError(f"stop has {len(self.stop)} strings; the limit is {MAX_STOP_STRINGS}", "stop")
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise RequestError(f"stop holds {text!r}; each entry must be a string of at least one character", "stop")
+                raise RequestError(
+                    f"stop holds {text!r}; each entry must be a string of at least one character", "stop"
+                )
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 _integer(name, token, 0, None)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestError("allowed_token_ids is an empty list; it must hold at least one token id", "allowed_token_ids")
+            raise RequestError(
+                "allowed_token_ids is an empty list; it must hold at least one token id", "allowed_token_ids"
+            )
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
@@ -111,7 +115,10 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """True if a token's logits depend on the tokens before it other than through the model."""
         return bool(
-            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.bad_words_token_ids
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.bad_words_token_ids
         )
 
     def child(self, index: int) -> SamplingParams:

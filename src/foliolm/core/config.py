@@ -1,0 +1,132 @@
+"""The engine's settings as a user gives them, and the checks that need no model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from foliolm.core.errors import ConfigError
+
+BATCHING = ("continuous", "static")
+PREFILL_POLICIES = ("decodes-first", "first")
+SCHEDULING_POLICIES = ("fcfs", "priority")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What a user may set. None means: resolved later, from the model and the machine, with the reason logged.
+
+    Attributes:
+        model: built-in name, Hugging Face repository id, folder or file.
+        served_model_name: names under which the API offers it; empty: ``model``.
+        load_format: ``auto``, ``safetensors``, ``gguf``, or ``dummy`` (random weights from the shape alone).
+        dtype: of weights and activations; ``auto``: the fastest that the device computes natively.
+        device: ``cpu``, ``cuda``, or ``auto``.
+        max_model_len: longest prompt plus output, in tokens; None: the model's.
+        block_size: tokens a KV block.
+        kv_cache_memory_bytes: bytes of the KV pool; None: derived from the memory that is there.
+        gpu_memory_utilization: share of a CUDA device's memory that the engine may use.
+        num_gpu_blocks_override: KV blocks, whatever the memory says.
+        enable_chunked_prefill: a prompt may be computed over several steps.
+        batching: ``continuous``, or ``static``: a batch is kept until its slowest ends.
+        prefill_policy: ``decodes-first``, or ``first``: a step holds whole prompts or decodes, never both.
+        max_num_batched_tokens: new tokens a step; None: from the device's prefill rate.
+        max_num_seqs: most requests in a step.
+        long_prefill_token_threshold: a prompt with more uncached tokens than this is long; None: half the budget.
+        short_prompt_share: share of a step's prefill budget that long prompts leave to short ones that wait.
+        scheduling_policy: ``fcfs``, or ``priority`` (lower runs earlier).
+        watermark: share of the blocks that an admission must leave free while something runs.
+        max_queued_requests: most requests waiting; more are turned away with 429.
+        pipeline_depth: steps in flight while the next is planned.
+        num_threads: compute threads; None: the cores that this process may use.
+        seed: makes runs repeatable; None: fresh entropy a request.
+        generation_config: ``auto``: the model's sampling defaults; ``none``: neutral ones.
+        chat_template: a file or a template's text in place of the model's own.
+
+    Raises:
+        ConfigError: a value is out of range or contradicts another; the message names the flag, value and limit.
+    """
+
+    model: str = "smollm2-135m"
+    served_model_name: tuple[str, ...] = ()
+    load_format: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    num_gpu_blocks_override: int | None = None
+    enable_chunked_prefill: bool = True
+    batching: str = "continuous"
+    prefill_policy: str = "decodes-first"
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    long_prefill_token_threshold: int | None = None
+    short_prompt_share: float = 0.25
+    scheduling_policy: str = "fcfs"
+    watermark: float = 0.01
+    max_queued_requests: int = 1024
+    pipeline_depth: int = 0
+    num_threads: int | None = None
+    seed: int | None = None
+    generation_config: str = "auto"
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("load_format", LOAD_FORMATS),
+            ("dtype", DTYPES),
+            ("batching", BATCHING),
+            ("prefill_policy", PREFILL_POLICIES),
+            ("scheduling_policy", SCHEDULING_POLICIES),
+            ("generation_config", ("auto", "none")),
+        ):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{_flag(name)} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
+        for name, low in (
+            ("max_model_len", 2),
+            ("block_size", 1),
+            ("kv_cache_memory_bytes", 1),
+            ("num_gpu_blocks_override", 1),
+            ("max_num_batched_tokens", 1),
+            ("max_num_seqs", 1),
+            ("long_prefill_token_threshold", 1),
+            ("max_queued_requests", 1),
+            ("num_threads", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+                raise ConfigError(f"{_flag(name)} is {value!r}; it must be an integer of at least {low}")
+        for name, low_share, high_share in (
+            ("gpu_memory_utilization", 0.01, 1.0),
+            ("short_prompt_share", 0.0, 0.9),
+            ("watermark", 0.0, 0.5),
+        ):
+            share = getattr(self, name)
+            if not isinstance(share, int | float) or not math.isfinite(share) or not low_share <= share <= high_share:
+                raise ConfigError(f"{_flag(name)} is {share!r}; it must be from {low_share} to {high_share}")
+        if self.pipeline_depth not in (0, 1, 2):
+            raise ConfigError(f"--pipeline-depth is {self.pipeline_depth!r}; it must be 0, 1 or 2")
+        if not self.model:
+            raise ConfigError("the model's name is empty; give a built-in name, a repository id or a path")
+
+    @property
+    def mode(self) -> str:
+        """The way of batching: ``static``, ``prefill-first``, ``mixed`` (whole prompts beside decodes) or ``chunked``."""
+        if self.batching == "static":
+            return "static"
+        if self.prefill_policy == "first":
+            return "prefill-first"
+        return "chunked" if self.enable_chunked_prefill else "mixed"
+
+
+def config_fields() -> dict[str, object]:
+    """Every setting's name and default: the command line and config files are made from it."""
+    return {f.name: f.default for f in fields(EngineConfig)}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
