@@ -115,7 +115,7 @@ class EngineConfig:
 
     @property
     def mode(self) -> str:
-        """The way of batching: ``static``, ``prefill-first``, ``mixed`` (whole prompts beside decodes) or ``chunked``."""
+        """The way of batching: ``static``, ``prefill-first``, ``mixed`` (whole prompts beside decodes), ``chunked``."""
         if self.batching == "static":
             return "static"
         if self.prefill_policy == "first":
