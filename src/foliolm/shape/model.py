@@ -41,6 +41,8 @@ class MoEShape:
         num_shared_experts, shared_intermediate_size: experts that every token passes, and their total width.
         first_dense_layers: leading layers with an ordinary MLP.
         layer_step: every how many layers (after those) is a MoE layer; 1 for all.
+        router_bias: the router has a value an expert beside its matrix (a bias, or DeepSeek's score correction).
+        expert_bias: an expert's linears have biases.
     """
 
     num_experts: int
@@ -50,6 +52,8 @@ class MoEShape:
     shared_intermediate_size: int = 0
     first_dense_layers: int = 0
     layer_step: int = 1
+    router_bias: bool = False
+    expert_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +80,15 @@ class ModelShape:
         tie_word_embeddings: the output head is the input embedding.
         qkv_bias, o_bias, mlp_bias: which linears have a bias.
         qk_norm: RMSNorm over each head of Q and K before RoPE.
+        norms_per_layer: RMSNorms as wide as the hidden size in a layer; Gemma 2 and 3 have four.
+        attention_sinks: a learnt sink logit a head (gpt-oss).
         sliding_window: tokens that a windowed layer looks back (the token itself included), or None.
         windowed_layers: which layers are windowed; empty with a ``sliding_window``: all of them.
         moe, mla: set where the model has them.
         weight_dtype: as stored: ``bfloat16``, ``float16``, ``float32``, or a quantised type (``q4_1``, ``fp8``, …).
         weight_bits: average stored bits a matrix weight, scales included.
+        embedding_bits: of the embedding and the output head, where they are stored otherwise; None: as
+            ``weight_dtype`` implies.
     """
 
     name: str
@@ -107,3 +115,6 @@ class ModelShape:
     mla: MLAShape | None = None
     weight_dtype: str = "bfloat16"
     weight_bits: float = 16.0
+    norms_per_layer: int = 2
+    attention_sinks: bool = False
+    embedding_bits: float | None = None

@@ -1,0 +1,332 @@
+"""What a step costs in seconds: the roofline of its bytes and FLOPs, scaled by efficiencies, plus host time.
+
+One function from a step's counts to named terms. The planner prints them; the budget, the simulator and calibration use
+the same object with other coefficients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from foliolm.core.errors import ConfigError
+from foliolm.core.plan import LogitsAt, StepPlan
+from foliolm.ledger.accounts import (
+    ModelAccount,
+    all_reduce_bytes,
+    attention_pairs,
+    linear_flops,
+    weight_bytes_per_step,
+)
+from foliolm.shape.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """What is fitted or assumed. The defaults are priors from what other planners publish, until a machine is measured.
+
+    Attributes:
+        step_s: t0, host seconds of a step. Prior: 126 µs a step (inference-sim's H100 fit).
+        layer_s: host and launch seconds of a layer, part of t0. Prior: 32.1 µs (the same fit).
+        sequence_s: ts, host seconds a sequence. Prior: 4.4 µs (the same fit).
+        token_s: tt, host seconds a new token. Prior: none.
+        weights: ew, share of the bandwidth at which weights are read. Prior 0.8 (aiconfigurator).
+        matmul: ef, share of the peak FLOP/s in matrix products. Prior 0.6, between 0.45 (inference-sim, H100 prefill)
+            and 0.7 (llm-analysis).
+        kv_decode, kv_mixed: ek, share of the bandwidth at which decodes read KV, in steps without and with prefill.
+            Priors 0.9 and 0.4 (measured attention kernels: 0.9 against 0.3 to 0.5).
+        attention: ea, share of the peak FLOP/s in prefill attention. Prior 0.5.
+        prefix_reads: r, how often a chunk reads the KV of its cached tokens. Prior 1.
+        link: share of a link's rate that copies reach. Prior 0.8 (0.75 to 0.9 measured on PCIe).
+        collective_s: seconds to start one all-reduce. Prior 20 µs (Vidur).
+    """
+
+    step_s: float = 126e-6
+    layer_s: float = 32.1e-6
+    sequence_s: float = 4.4e-6
+    token_s: float = 0.0
+    weights: float = 0.8
+    matmul: float = 0.6
+    kv_decode: float = 0.9
+    kv_mixed: float = 0.4
+    attention: float = 0.5
+    prefix_reads: float = 1.0
+    link: float = 0.8
+    collective_s: float = 20e-6
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            low_is_open = field.name in ("weights", "matmul", "kv_decode", "kv_mixed", "attention", "link")
+            if not math.isfinite(value) or value < 0 or (low_is_open and value == 0):
+                bound = "above" if low_is_open else "at least"
+                raise ConfigError(f"coefficient {field.name} is {value}; it must be finite and {bound} 0")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """What a step does, in numbers; all that its cost depends on.
+
+    Attributes:
+        new_tokens: N, padding included.
+        sampled: S, rows through the output head.
+        sequences: B, rows.
+        decode_context: D_l, summed context of the decode rows, one entry a KV group of the model (window-clamped).
+        prefills: (new, cached) tokens of each prefill chunk.
+        lora_bytes, lora_flops: bytes of the step's distinct adapters, and FLOPs of its adapted rows.
+    """
+
+    new_tokens: int
+    sampled: int
+    sequences: int
+    decode_context: tuple[float, ...] = ()
+    prefills: tuple[tuple[int, int], ...] = ()
+    lora_bytes: float = 0.0
+    lora_flops: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTerms:
+    """Seconds by cause; they sum to ``total``.
+
+    Attributes:
+        host: t0.
+        sequences, tokens: B · ts, N · tt.
+        linears: matrix products: the root of the sum of the squares of reading their weights and computing them.
+        decode_attention: decode rows reading their KV (or computing on it, where that takes longer).
+        prefill_attention: FLOPs of the chunks' attention.
+        prefix_read: chunks reading the KV of their cached tokens.
+        all_reduce: tensor parallelism's exchanges.
+        lora: adapters' bytes and FLOPs.
+        weight_read, matmul: the two sides under the root of ``linears``; not added to the total again.
+    """
+
+    host: float
+    sequences: float
+    tokens: float
+    linears: float
+    decode_attention: float
+    prefill_attention: float
+    prefix_read: float
+    all_reduce: float
+    lora: float
+    weight_read: float
+    matmul: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, float]:
+        """The terms that sum to the total, by name."""
+        return {name: getattr(self, name) for name in _PARTS}
+
+    @property
+    def binds(self) -> str:
+        """``bandwidth``, ``compute``, ``host`` or ``link``: where most of the time goes."""
+        sides = {
+            "bandwidth": self.decode_attention + self.prefix_read,
+            "compute": self.prefill_attention,
+            "host": self.host + self.sequences + self.tokens,
+            "link": self.all_reduce,
+        }
+        sides["bandwidth" if self.weight_read >= self.matmul else "compute"] += self.linears + self.lora
+        return max(sides, key=lambda name: sides[name])
+
+
+_PARTS = (
+    "host",
+    "sequences",
+    "tokens",
+    "linears",
+    "decode_attention",
+    "prefill_attention",
+    "prefix_read",
+    "all_reduce",
+    "lora",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The step cost of one model on one device (or on as many as share it).
+
+    Attributes:
+        model: its bytes and FLOPs on one device.
+        bandwidth: BW, bytes a second.
+        flops: F, peak operations a second in the model's number type.
+        attention_peak: peak operations a second of attention, which runs in 16 bits whatever the weights are.
+        peer_link: bytes a second between the devices; only used with tensor parallelism.
+        coefficients: host times and efficiencies.
+    """
+
+    model: ModelAccount
+    bandwidth: float
+    flops: float
+    attention_peak: float
+    peer_link: float | None = None
+    coefficients: Coefficients = Coefficients()
+
+    def seconds(self, counts: StepCounts) -> float:
+        """Predicted seconds of a step."""
+        return self.terms(counts).total
+
+    def terms(self, counts: StepCounts) -> StepTerms:
+        """Predicted seconds of a step by term.
+
+        ``t = t0 + B·ts + N·tt + sqrt((W/(ew·BW))² + (2·(P_body·N + P_head·S)/(ef·F))²) + Σ_l D_l·k_l/(ek·BW)
+        + Σ_l 2·heads·(d_qk+d_v)·Σ_i(p_i·c_i + p_i²/2)/(ea·F) + r·Σ c_i·k/BW + all-reduce + LoRA``
+
+        The root joins two costs that overlap but for their smaller share near the ridge. A step without rows is free.
+        """
+        if counts.sequences == 0:
+            return StepTerms(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        c, model = self.coefficients, self.model
+        weight_read = weight_bytes_per_step(model, counts.new_tokens, counts.sampled > 0) / (c.weights * self.bandwidth)
+        matmul = linear_flops(model, counts.new_tokens, counts.sampled) / (c.matmul * self.flops)
+        return StepTerms(
+            host=c.step_s + c.layer_s * model.num_layers,
+            sequences=c.sequence_s * counts.sequences,
+            tokens=c.token_s * counts.new_tokens,
+            linears=math.hypot(weight_read, matmul),
+            decode_attention=self._decode_attention(counts),
+            prefill_attention=self._prefill_attention(counts),
+            prefix_read=c.prefix_reads * self._prefix_bytes(counts) / self.bandwidth,
+            all_reduce=self._all_reduce(counts),
+            lora=counts.lora_bytes / (c.weights * self.bandwidth) + counts.lora_flops / (c.matmul * self.flops),
+            weight_read=weight_read,
+            matmul=matmul,
+        )
+
+    def counts(
+        self,
+        decode_contexts: Iterable[int] = (),
+        prefills: Sequence[tuple[int, int]] = (),
+        padded_decodes: int | None = None,
+        sampled_prefills: int | None = None,
+    ) -> StepCounts:
+        """Count a step from its rows.
+
+        Args:
+            decode_contexts: tokens before the new one, one entry a decode row.
+            prefills: (new, cached) tokens of each chunk.
+            padded_decodes: the batch bucket that the decode rows are padded to, or None.
+            sampled_prefills: how many of the chunks end their prompt; None: all.
+        """
+        contexts = tuple(decode_contexts)
+        rows = len(contexts) + len(prefills)
+        padding = max(0, (padded_decodes or 0) - len(contexts))
+        return StepCounts(
+            new_tokens=len(contexts) + padding + sum(new for new, _ in prefills),
+            sampled=len(contexts) + padding + (len(prefills) if sampled_prefills is None else sampled_prefills),
+            sequences=rows,
+            decode_context=clamped_contexts(self.model, contexts),
+            prefills=tuple(prefills),
+        )
+
+    def decode_seconds(self, batch: int, context: float) -> float:
+        """Seconds of a step of ``batch`` decode rows at one context each."""
+        return self.seconds(self.decode_counts(batch, context))
+
+    def decode_counts(self, batch: int, context: float) -> StepCounts:
+        """Counts of ``batch`` decode rows at one context each."""
+        per_group = tuple(batch * min(context, spec.window or context) for spec in self.model.kv)
+        return StepCounts(batch, batch, batch, per_group)
+
+    def _decode_attention(self, counts: StepCounts) -> float:
+        c, model = self.coefficients, self.model
+        efficiency = c.kv_mixed if counts.prefills else c.kv_decode
+        seconds = 0.0
+        for spec, context in zip(model.kv, counts.decode_context, strict=False):
+            read = context * spec.bytes_per_token / (efficiency * self.bandwidth)
+            compute = context * spec.num_layers * model.decode_flops_per_pair / (c.attention * self.attention_peak)
+            seconds += max(read, compute)
+        return seconds
+
+    def _prefill_attention(self, counts: StepCounts) -> float:
+        flops = sum(
+            spec.num_layers * self.model.attention_flops_per_pair * attention_pairs(new, cached, spec.window)
+            for spec in self.model.kv
+            for new, cached in counts.prefills
+        )
+        return flops / (self.coefficients.attention * self.attention_peak)
+
+    def _prefix_bytes(self, counts: StepCounts) -> float:
+        return sum(
+            min(cached, spec.window or cached) * spec.bytes_per_token
+            for spec in self.model.kv
+            for _, cached in counts.prefills
+        )
+
+    def _all_reduce(self, counts: StepCounts) -> float:
+        if self.model.tensor_parallel_size == 1:
+            return 0.0
+        assert self.peer_link is not None
+        sent = all_reduce_bytes(self.model, counts.new_tokens) / (self.coefficients.link * self.peer_link)
+        return sent + 2 * self.model.num_layers * self.coefficients.collective_s
+
+
+class PlanCost:
+    """A `CostModel`: the step cost of a scheduler's plan."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self.cost = cost
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds of the whole step."""
+        return self.cost.seconds(counts_of_plan(self.cost.model, plan))
+
+
+def step_cost(model: ModelAccount, device: Device, coefficients: Coefficients | None = None) -> StepCost:
+    """The step cost of ``model`` on ``device``.
+
+    Raises:
+        ConfigError: the model is sharded and the device has no link to another.
+    """
+    if model.tensor_parallel_size > 1 and device.peer_link is None:
+        raise ConfigError(
+            f"tensor_parallel_size is {model.tensor_parallel_size}; device {device.id} has no peer_link_gbps_one_way"
+        )
+    return StepCost(
+        model=model,
+        bandwidth=device.bandwidth,
+        flops=device.flops(model.compute),
+        attention_peak=device.flops("fp32" if model.compute == "fp32" else "bf16"),
+        peer_link=device.peer_link,
+        coefficients=coefficients or Coefficients(),
+    )
+
+
+def clamped_contexts(model: ModelAccount, contexts: Sequence[int]) -> tuple[float, ...]:
+    """D_l: the summed decode context of each KV group, clamped to its window row by row."""
+    return tuple(
+        float(sum(contexts)) if spec.window is None else float(sum(min(context, spec.window) for context in contexts))
+        for spec in model.kv
+    )
+
+
+def counts_of_plan(model: ModelAccount, plan: StepPlan) -> StepCounts:
+    """Count a plan's rows. A row of one new token counts as a decode, wherever it stands.
+
+    The steady decodes cost nothing to count where no layer is windowed: their summed context comes with the plan.
+    """
+    single = [row.context for row in plan.rows if row.num_new_tokens == 1]
+    chunks = tuple((row.num_new_tokens, row.context) for row in plan.rows if row.num_new_tokens > 1)
+    context = [float(plan.decodes.context_tokens + sum(single))] * len(model.kv)
+    if any(spec.window for spec in model.kv):
+        rows = [offset + plan.decodes.tick for offset in plan.decodes.offsets]
+        context = list(clamped_contexts(model, rows + single))
+    return StepCounts(
+        new_tokens=max(plan.padded_tokens, plan.num_tokens),
+        sampled=len(plan.decodes)
+        + sum(
+            row.num_new_tokens if row.logits is LogitsAt.ALL else 1
+            for row in plan.rows
+            if row.logits is not LogitsAt.NONE
+        ),
+        sequences=plan.num_rows,
+        decode_context=tuple(context),
+        prefills=chunks,
+    )

@@ -1,0 +1,126 @@
+"""What each treatment of memory pressure costs: swap to the host, or give the KV up and compute it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from foliolm.ledger.accounts import ModelAccount, sequence_bytes
+from foliolm.ledger.step_cost import StepCost, StepCounts
+
+
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """The way to host memory.
+
+    Attributes:
+        bytes_per_s: nominal, one way.
+        efficiency: share of it that copies reach. Prior 0.8 (0.75 to 0.9 measured on PCIe).
+        copy_s: t_copy, seconds to start the copy of one block. Prior 5 µs, a launch.
+    """
+
+    bytes_per_s: float
+    efficiency: float = 0.8
+    copy_s: float = 5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What else runs while a request is brought back.
+
+    Attributes:
+        batch: decode rows in each step.
+        context: tokens of context of each.
+        max_num_batched_tokens: new tokens that a step may hold; the chunk is what the decodes leave of it.
+    """
+
+    batch: int
+    context: int
+    max_num_batched_tokens: int
+
+    @property
+    def chunk(self) -> int:
+        """Prefill tokens that fit a step beside the decodes."""
+        return max(1, self.max_num_batched_tokens - self.batch)
+
+
+def swap_seconds(model: ModelAccount, tokens: int, link: HostLink, block_size: int, overlap_s: float = 0.0) -> float:
+    """Seconds to move a request's blocks out and in again.
+
+    ``2 · (copies · t_copy + bytes / (efficiency · link)) − overlap``: whole blocks, one copy a block of each KV group,
+    and what of it runs under computation subtracted.
+    """
+    if tokens == 0:
+        return 0.0
+    copies = len(model.kv) * -(-tokens // block_size)
+    moved = sequence_bytes(model, tokens, block_size)
+    return max(0.0, 2 * (copies * link.copy_s + moved / (link.efficiency * link.bytes_per_s)) - overlap_s)
+
+
+def recompute_seconds(cost: StepCost, tokens: int, cached: int, running: Running) -> float:
+    """Marginal seconds to compute ``tokens`` again: ``Σ [t(step with the chunk) − t(step without)]``.
+
+    Args:
+        cost: the step cost.
+        tokens: tokens of the request, all of them lost but for those cached.
+        cached: leading tokens that the prefix cache gives back.
+        running: the steps that carry the chunks. With nothing running the steps exist for this request alone, so their
+            whole time counts.
+    """
+    done, seconds = cached, 0.0
+    while done < tokens:
+        chunk = min(running.chunk, tokens - done)
+        seconds += marginal_seconds(cost, running, chunk, done, last=done + chunk == tokens)
+        done += chunk
+    return seconds
+
+
+def marginal_seconds(cost: StepCost, running: Running, new: int, cached: int, last: bool = True) -> float:
+    """Seconds that a chunk adds to a step of running decodes; all of the step's where nothing runs."""
+    decodes = cost.decode_counts(running.batch, running.context)
+    both = replace(
+        decodes,
+        new_tokens=decodes.new_tokens + new,
+        sampled=decodes.sampled + last,
+        sequences=decodes.sequences + 1,
+        prefills=((new, cached),),
+    )
+    return cost.seconds(both) - cost.seconds(decodes)
+
+
+def prefill_seconds(cost: StepCost, tokens: int, cached: int = 0, chunk: int | None = None) -> float:
+    """Seconds to prefill ``tokens`` of which ``cached`` are there already, alone, in chunks (None: at once)."""
+    done, seconds = cached, 0.0
+    step = chunk or max(1, tokens)
+    while done < tokens:
+        new = min(step, tokens - done)
+        last = done + new == tokens
+        seconds += cost.seconds(StepCounts(new, int(last), 1, (0.0,) * len(cost.model.kv), ((new, done),)))
+        done += new
+    return seconds
+
+
+def break_even_tokens(
+    cost: StepCost, link: HostLink, block_size: int, cached: int, running: Running, longest: int
+) -> int | None:
+    """Smallest length, in tokens, from which swap is never dearer than recompute again, up to ``longest``.
+
+    Both grow with the length, recompute faster in the end (attention is quadratic), so the last change of sign is the
+    break-even. None where one of them is cheaper at every length: then there is nothing to decide.
+    """
+
+    def swap_wins(blocks: int) -> bool:
+        tokens = min(blocks * block_size, longest)
+        swap = swap_seconds(cost.model, tokens, link, block_size)
+        return swap <= recompute_seconds(cost, tokens, min(cached, tokens), running)
+
+    most = max(1, longest // block_size)
+    grid = sorted({max(1, round(float(most) ** (i / 48))) for i in range(49)})
+    wins = [swap_wins(blocks) for blocks in grid]
+    if all(wins) or not wins[-1]:
+        return None
+    last_loss = max(i for i, won in enumerate(wins) if not won)
+    low, high = grid[last_loss], grid[last_loss + 1]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if swap_wins(middle) else (middle, high)
+    return min(high * block_size, longest)
