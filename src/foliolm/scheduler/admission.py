@@ -1,0 +1,123 @@
+"""Whether a waiting request may start: an attempt answers admit, skip or stop, with its reason."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from foliolm.core.errors import RequestError
+from foliolm.core.plan import Closed, Decision, DecisionKind
+from foliolm.core.request import EngineRequest
+from foliolm.core.resolve import SchedulerConfig
+from foliolm.kv import KVManager
+from foliolm.scheduler.budget import PrefillBudget
+from foliolm.scheduler.request import Request
+
+
+class Outcome(enum.Enum):
+    """ADMIT: it runs in this step. SKIP: those behind it may try. STOP: nobody behind it may overtake."""
+
+    ADMIT = "admit"
+    SKIP = "skip"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An answer.
+
+    Attributes:
+        outcome: see ``Outcome``.
+        decision: the reason.
+        closed: for STOP and SKIP: what closed the step for it.
+    """
+
+    outcome: Outcome
+    decision: Decision
+    closed: Closed = Closed.EMPTY
+
+
+def check_possible(request: EngineRequest, config: SchedulerConfig, kv: KVManager) -> None:
+    """Refuse at arrival what can never run.
+
+    Raises:
+        RequestError: with the sum.
+    """
+    prompt = len(request.prompt_token_ids)
+    if prompt < 1:
+        raise RequestError("the prompt is empty; it must hold at least one token", "prompt")
+    if prompt >= config.max_model_len:
+        raise RequestError(
+            f"the prompt has {prompt} tokens; with at least one token of output that is more than the model length of "
+            f"{config.max_model_len} tokens",
+            "prompt",
+            "context_length_exceeded",
+        )
+    needed = kv.blocks_for(prompt + 1)
+    if needed > kv.num_usable:
+        raise RequestError(
+            f"the prompt can never fit: its {prompt} tokens and one of output need "
+            f"ceil({prompt + 1}/{kv.block_size}) = {needed} KV blocks, and the pool has {kv.num_usable} "
+            f"({kv.num_usable * kv.block_size} tokens); shorten the prompt or enlarge the pool",
+            "prompt",
+            "context_length_exceeded",
+        )
+
+
+def token_limit(request: EngineRequest, config: SchedulerConfig, kv: KVManager) -> int:
+    """Most tokens that a request may ever have, prompt included.
+
+    Alone in the pool it can write the KV of ``usable blocks × block size`` tokens, and the last token needs no KV; so
+    that a request which outgrows the pool ends with reason ``length``, and never waits for room that cannot come.
+    """
+    limit = min(config.max_model_len, kv.num_usable * kv.block_size + 1)
+    if request.sampling.max_tokens is not None:
+        limit = min(limit, len(request.prompt_token_ids) + request.sampling.max_tokens)
+    return limit
+
+
+class Admission:
+    """Tries requests against sequences, KV room and tokens; the whole prompt counts, not its first chunk.
+
+    Args:
+        config: the scheduler's settings.
+        kv: the manager that would give the blocks.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
+        self._config = config
+        self._kv = kv
+
+    def attempt(self, request: Request, budget: PrefillBudget, num_running: int, newest: int | None) -> Attempt:
+        """Whether ``request`` may start now. Changes nothing.
+
+        Args:
+            request: who.
+            budget: what is left of the step's tokens.
+            num_running: requests that run, those admitted in this step included.
+            newest: id of the request admitted last before it, to be named as the blocker.
+        """
+        rid = request.request_id
+        if request.pending:
+            # Its newest token is still being sampled: what it would have to compute is not known yet.
+            return Attempt(Outcome.SKIP, Decision(DecisionKind.SKIP, rid, "in_flight", request.pending), Closed.EMPTY)
+        if num_running >= self._config.max_num_seqs:
+            wait = Decision(DecisionKind.WAIT, rid, "sequences", 1, self._config.max_num_seqs - num_running, newest)
+            return Attempt(Outcome.STOP, wait, Closed.SEQUENCES)
+        # Headroom lets those who run grow before somebody must be preempted. With nobody running there is nobody to
+        # protect, and insisting on it could make the request wait for ever.
+        headroom = self._config.watermark_blocks if num_running else 0
+        needed = self._kv.blocks_for(request.num_tokens)
+        available = self._kv.num_free
+        if needed + headroom > available:
+            return Attempt(
+                Outcome.STOP,
+                Decision(DecisionKind.WAIT, rid, "kv_blocks", needed + headroom, available, newest),
+                Closed.KV,
+            )
+        if not budget.offer(request.num_tokens):
+            wait = Decision(DecisionKind.WAIT, rid, "token_budget", request.num_tokens, budget.left, newest)
+            # Only a long prompt can be turned away with tokens left over: those are for short ones behind it.
+            outcome = Outcome.SKIP if budget.left > 0 and budget.reserves_for_short else Outcome.STOP
+            return Attempt(outcome, wait, Closed.TOKENS)
+        return Attempt(Outcome.ADMIT, Decision(DecisionKind.ADMIT, rid, "fits", needed, available))

@@ -1,0 +1,148 @@
+"""Committing a step: tokens are appended, requests end, fences fall."""
+
+from __future__ import annotations
+
+from foliolm.core.plan import LogitsAt, Row, StepPlan
+from foliolm.core.request import FinishReason, RequestStamps, TokenLogprobs, TokenOutput
+from foliolm.core.result import StepResult
+from foliolm.scheduler.request import Request, State
+from foliolm.scheduler.state import Flight, SchedulerState
+
+
+class Committer:
+    """Takes steps' results, strictly in the order in which the steps were planned.
+
+    Args:
+        state: shared with the planner.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    def commit(self, plan: StepPlan, result: StepResult, now: int) -> list[TokenOutput]:
+        """Append the tokens of a step.
+
+        Results of requests that have ended since the step was planned are dropped.
+        """
+        flight = self._land(plan)
+        outputs: list[TokenOutput] = []
+        owing = self._state.owing(plan)
+        if result.tokens is None:
+            self._commit_virtual(plan, flight, now, outputs)
+        else:
+            self._commit_tokens(plan, result, now, outputs)
+        for request in owing:
+            request.pending -= 1
+        for request in flight.ending:
+            if request.state is State.ENDING:
+                raise RuntimeError(f"request {request.request_id} was to end in step {plan.step_id} and did not")
+        return outputs
+
+    def fail(self, plan: StepPlan, message: str, now: int) -> list[TokenOutput]:
+        """A step raised: its requests end with an error; nobody else is touched."""
+        self._land(plan)
+        ids = [*plan.decodes.request_ids, *(row.request_id for row in plan.rows)]
+        requests = [self._state.requests[rid] for rid in ids if rid in self._state.requests]
+        return [self.finish(request, FinishReason.ERROR, now, error=message) for request in requests]
+
+    def finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: int,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] = (),
+        stop_reason: int | None = None,
+        error: str | None = None,
+    ) -> TokenOutput:
+        """End a request, wherever it is, and say so."""
+        self._state.retire(request)
+        stamps = RequestStamps(
+            arrival_ns=request.source.arrival_ns,
+            queued_ns=request.queued_ns,
+            admitted_ns=request.admitted_ns,
+            first_token_ns=request.first_token_ns,
+            last_token_ns=request.last_token_ns,
+            num_preemptions=request.num_preemptions,
+        )
+        return TokenOutput(request.request_id, token_ids, logprobs, prompt_logprobs, reason, stop_reason, error, stamps)
+
+    def _land(self, plan: StepPlan) -> Flight:
+        flights = self._state.flights
+        if not flights or flights[0].step_id != plan.step_id:
+            expected = flights[0].step_id if flights else "none"
+            raise ValueError(f"step {plan.step_id} is committed, but the oldest step in flight is {expected}")
+        flight = flights.popleft()
+        self._state.kv.complete(plan.step_id)
+        return flight
+
+    def _commit_tokens(self, plan: StepPlan, result: StepResult, now: int, outputs: list[TokenOutput]) -> None:
+        tokens = result.tokens
+        assert tokens is not None
+        if len(tokens) != plan.num_rows:
+            raise ValueError(f"step {plan.step_id} has {plan.num_rows} rows, its result has {len(tokens)}")
+        requests, logprobs, errors = self._state.requests, result.logprobs, result.errors
+        for index, rid in enumerate(plan.decodes.request_ids):
+            request = requests.get(rid)
+            if request is None:
+                continue
+            if errors and index in errors:
+                outputs.append(self.finish(request, FinishReason.ERROR, now, error=errors[index]))
+                continue
+            reported = tuple(logprobs[index]) if logprobs and index in logprobs else ()
+            outputs.append(self._append(request, tokens[index][0], reported, (), now))
+        for index, row in enumerate(plan.rows, len(plan.decodes.request_ids)):
+            request = requests.get(row.request_id)
+            if request is None:
+                continue
+            if index in errors:
+                outputs.append(self.finish(request, FinishReason.ERROR, now, error=errors[index]))
+                continue
+            prompt = self._new_prompt_logprobs(request, row, result.prompt_logprobs.get(index))
+            if row.logits & LogitsAt.LAST:
+                outputs.append(self._append(request, tokens[index][0], tuple(logprobs.get(index, ())), prompt, now))
+            elif prompt:
+                outputs.append(TokenOutput(request.request_id, prompt_logprobs=prompt))
+
+    def _append(
+        self,
+        request: Request,
+        token: int,
+        logprobs: tuple[TokenLogprobs, ...],
+        prompt_logprobs: tuple[TokenLogprobs | None, ...],
+        now: int,
+    ) -> TokenOutput:
+        """One more token: the end token, the last allowed one, or one of many."""
+        request.tokens.append(token)
+        request.first_token_ns = request.first_token_ns or now
+        request.last_token_ns = now
+        count = len(request.tokens)
+        if token in request.stop_ids and count > request.min_tokens_at:
+            return self.finish(request, FinishReason.STOP, now, (token,), logprobs, prompt_logprobs, stop_reason=token)
+        if count >= request.limit:
+            return self.finish(request, FinishReason.LENGTH, now, (token,), logprobs, prompt_logprobs)
+        return TokenOutput(request.request_id, (token,), logprobs, prompt_logprobs)
+
+    def _commit_virtual(self, plan: StepPlan, flight: Flight, now: int, outputs: list[TokenOutput]) -> None:
+        """In virtual time tokens have no content: only those who begin to answer, or end, are touched."""
+        requests = self._state.requests
+        for row in plan.rows:
+            request = requests.get(row.request_id)
+            if request is not None and row.logits & LogitsAt.LAST:
+                request.first_token_ns = request.first_token_ns or now
+        for request in flight.ending:
+            if request.state is State.ENDING:
+                request.last_token_ns = now
+                outputs.append(self.finish(request, FinishReason.LENGTH, now))
+
+    def _new_prompt_logprobs(
+        self, request: Request, row: Row, entries: list[TokenLogprobs | None] | None
+    ) -> tuple[TokenLogprobs | None, ...]:
+        """Those not delivered before: a prompt that is computed again after a preemption reports nothing twice."""
+        if not entries:
+            return ()
+        start = 0 if row.context == 0 else row.context + 1
+        fresh = entries[max(0, request.prompt_logprobs_sent - start) :]
+        request.prompt_logprobs_sent = max(request.prompt_logprobs_sent, start + len(entries))
+        return tuple(fresh)

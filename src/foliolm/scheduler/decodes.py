@@ -1,0 +1,114 @@
+"""The steady decodes: a step advances all of them by one token and touches only those that are due something."""
+
+from __future__ import annotations
+
+from foliolm.core.plan import DecodeRows
+from foliolm.scheduler.request import Request, State
+
+
+class DecodeSet:
+    """Requests that decode a token a step, kept so that a step costs what changes.
+
+    All of them run in a step, or none. Their contexts therefore advance together, and what each will be due is known
+    when it joins: it crosses into a new block at every tick that is congruent to ``−offset`` modulo the block size, and
+    samples its last token at ``end_tick``. Both are looked up by tick, never searched for.
+
+    Args:
+        block_size: tokens a KV block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.tick = 0
+        self.context_tokens = 0
+        self._block_size = block_size
+        self._members: dict[int, Request] = {}
+        self._crossing: list[dict[int, Request]] = [{} for _ in range(block_size)]
+        self._ends: dict[int, dict[int, Request]] = {}
+        self._version = 0
+        self._ids: tuple[int, ...] = ()
+        self._offsets: tuple[int, ...] = ()
+        self._stale = False
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def members(self) -> dict[int, Request]:
+        """By request id, in row order. Not to be changed."""
+        return self._members
+
+    def join(self, request: Request) -> None:
+        """A request whose computed tokens have caught up decodes from the next tick on."""
+        request.state = State.DECODING
+        request.offset = request.num_computed - self.tick
+        request.join_tick = self.tick
+        # A step on context c leaves c + 2 tokens: those computed, its input, and what it samples.
+        request.end_tick = request.limit - 2 - request.offset
+        rid = request.request_id
+        self._members[rid] = request
+        self._crossing[-request.offset % self._block_size][rid] = request
+        self._ends.setdefault(request.end_tick, {})[rid] = request
+        self.context_tokens += request.num_computed
+        self._stale = True
+
+    def leave(self, request: Request) -> None:
+        """A member leaves; its counts are brought up to date. The caller gives it its next state."""
+        rid = request.request_id
+        del self._members[rid]
+        del self._crossing[-request.offset % self._block_size][rid]
+        due = self._ends[request.end_tick]
+        del due[rid]
+        if not due:
+            del self._ends[request.end_tick]
+        request.num_computed = request.offset + self.tick
+        request.num_tokens = request.num_computed + 1
+        self.context_tokens -= request.num_computed
+        self._stale = True
+
+    def crossing(self) -> dict[int, Request]:
+        """Members that need a new block to run at the next tick, by id. Not to be changed."""
+        return self._crossing[self.tick % self._block_size]
+
+    def run(self, grown: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]) -> tuple[DecodeRows, list[Request]]:
+        """Advance every member by a token.
+
+        Args:
+            grown: (request id, new block ids by group) of those that cross.
+
+        Returns:
+            The rows, and the members that sample their last token in them; these have left, in state ENDING.
+        """
+        if self._stale:
+            self._ids = tuple(self._members)
+            self._offsets = tuple(request.offset for request in self._members.values())
+            self._version += 1
+            self._stale = False
+        rows = DecodeRows(self._ids, self._offsets, self.tick, self._version, self.context_tokens, grown)
+        due = self._ends.get(self.tick)
+        self.context_tokens += len(self._members)
+        self.tick += 1
+        ending = list(due.values()) if due else []
+        for request in ending:
+            self.leave(request)
+            request.state = State.ENDING
+        return rows, ending
+
+    def problems(self) -> list[str]:
+        """What is wrong with the books, a sentence each."""
+        found = []
+        contexts = {rid: request.offset + self.tick for rid, request in self._members.items()}
+        if sum(contexts.values()) != self.context_tokens:
+            found.append(f"decode contexts sum to {sum(contexts.values())}, {self.context_tokens} was kept")
+        crossing = [rid for bucket in self._crossing for rid in bucket]
+        ends = [rid for due in self._ends.values() for rid in due]
+        if sorted(crossing) != sorted(contexts) or sorted(ends) != sorted(contexts):
+            found.append("a decode is missing from, or left over in, the calendar of crossings or ends")
+        found.extend(
+            f"request {rid} decodes, but its state is {request.state.value}"
+            for rid, request in self._members.items()
+            if request.state is not State.DECODING
+        )
+        found.extend(
+            f"request {rid} is past its last tick" for due in self._ends if due < self.tick for rid in self._ends[due]
+        )
+        return found

@@ -1,0 +1,285 @@
+"""Planning a step: decodes, prompts, admissions, and the reason for whatever does not run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from foliolm.core.plan import Admission as AdmissionNote
+from foliolm.core.plan import Closed, Decision, DecisionKind, DecodeRows, LogitsAt, Row, StepPlan
+from foliolm.scheduler.admission import Admission, Outcome
+from foliolm.scheduler.budget import PrefillBudget
+from foliolm.scheduler.preemption import choose_victim
+from foliolm.scheduler.request import Request, State
+from foliolm.scheduler.state import Flight, SchedulerState
+
+ALL_DECODES = -1
+"""Stands for a request id in a decision about every steady decode."""
+MAX_SKIPS = 32
+"""Requests that one step passes over before it stops looking: a bound on a step's work, not on anyone's wait."""
+MAX_PROMPT_STEPS_IN_A_ROW = 16
+"""Under prefill-first, after so many steps of prompts the running streams get one."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making."""
+
+    step_id: int
+    now: int
+    decodes: DecodeRows = field(default_factory=DecodeRows)
+    rows: list[Row] = field(default_factory=list)
+    admissions: list[AdmissionNote] = field(default_factory=list)
+    tables: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    ending: list[Request] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    waits: dict[int, Decision] = field(default_factory=dict)
+    closed: Closed = Closed.EMPTY
+    preempted: bool = False
+    stalled: bool = False
+
+
+class Planner:
+    """Makes one plan after another out of the scheduler's state.
+
+    The four ways of batching differ in two things: whether a step holds prompts beside decodes, and whether a prompt
+    may be cut. Everything else is common.
+
+    Args:
+        state: shared with the committer.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._config = state.config
+        self._kv = state.kv
+        self._admission = Admission(state.config, state.kv)
+        self._step_id = 0
+        self._prompts_apart = state.config.mode in ("static", "prefill-first")
+        self._whole_prompts = state.config.mode != "chunked"
+        self._batch_open = True
+        self._prompt_steps = 0
+
+    def plan(self, now: int) -> StepPlan:
+        """The next step. One without rows need not be run: there is nothing to do, or nothing until a commit."""
+        draft = _Draft(self._step_id + 1, now)
+        if self._prompts_apart:
+            if self._prompts_may_run(draft):
+                self._plan_prompts(draft, self._config.max_num_batched_tokens)
+            if draft.rows:
+                self._prompt_steps += 1
+                self._skip_decodes(draft, self._config.mode.replace("-", "_"), 0)
+            else:
+                self._plan_decodes(draft)
+        else:
+            self._plan_decodes(draft)
+            if not draft.stalled:
+                self._plan_prompts(draft, self._config.max_num_batched_tokens - len(draft.decodes))
+        return self._seal(draft)
+
+    def _prompts_may_run(self, draft: _Draft) -> bool:
+        """Where prompts have steps of their own: whether this may be one."""
+        if self._config.mode == "static":
+            self._batch_open = self._batch_open or not self._state.num_running
+            if not self._batch_open:
+                self._hold_back(draft, "batch_closed", Closed.SEQUENCES)
+            return self._batch_open
+        if self._prompt_steps >= MAX_PROMPT_STEPS_IN_A_ROW and self._state.decodes:
+            self._hold_back(draft, "decodes_due", Closed.TOKENS)
+            return False
+        return True
+
+    def _hold_back(self, draft: _Draft, reason: str, closed: Closed) -> None:
+        head = self._state.waiting.head()
+        if head is not None:
+            running = self._state.num_running
+            draft.waits[head.request_id] = Decision(
+                DecisionKind.WAIT,
+                head.request_id,
+                reason,
+                1,
+                max(0, self._config.max_num_seqs - running),
+                self._newest(),
+            )
+            draft.closed = closed
+
+    def _skip_decodes(self, draft: _Draft, reason: str, available: int) -> None:
+        if self._state.decodes:
+            needed = len(self._state.decodes)
+            draft.decisions.append(Decision(DecisionKind.SKIP, ALL_DECODES, reason, needed, available))
+
+    # --- decodes
+
+    def _plan_decodes(self, draft: _Draft) -> None:
+        decodes = self._state.decodes
+        self._prompt_steps = 0
+        if not self._make_room(draft):
+            draft.stalled = True
+            return
+        if not decodes:
+            return
+        grow = self._kv.grow
+        draft.decodes, draft.ending = decodes.run(tuple((rid, grow(rid)) for rid in decodes.crossing()))
+        for request in draft.ending:
+            request.last_step = draft.step_id
+        self._state.last_decode_step = draft.step_id
+        self._batch_open = False
+
+    def _make_room(self, draft: _Draft) -> bool:
+        """Blocks for every decode that crosses, by preemption if need be; False: only a commit can give them."""
+        state = self._state
+        while (needed := len(state.decodes.crossing())) > self._kv.num_free:
+            if needed <= self._kv.num_free + self._kv.num_fenced:
+                self._skip_decodes(draft, "fence", self._kv.num_free)
+                return False
+            victim = choose_victim(state.running(), self._config.block_size, state.decodes.tick)
+            if victim is None:
+                if not state.flights:
+                    raise RuntimeError(
+                        f"the only running request lacks {needed} KV blocks; its limit should prevent that"
+                    )
+                self._skip_decodes(draft, "fence", self._kv.num_free)
+                return False
+            self._preempt(victim, needed, draft)
+        return True
+
+    def _preempt(self, victim: Request, needed: int, draft: _Draft) -> None:
+        state = self._state
+        available = self._kv.num_free
+        crossing = state.decodes.crossing()
+        blocker = min(crossing.values(), key=lambda request: request.order).request_id
+        victim.pending = state.pending(victim)
+        state.withdraw(victim)
+        state.counters.preemptions += 1
+        state.counters.recomputed_tokens += victim.num_computed
+        victim.num_preemptions += 1
+        victim.num_computed = 0
+        victim.state = State.WAITING
+        state.waiting.push(victim)
+        if victim.pending:
+            state.owed[victim.request_id] = victim
+        state.preempted.append(victim.request_id)
+        draft.preempted = True
+        draft.decisions.append(
+            Decision(DecisionKind.PREEMPT, victim.request_id, "recompute", needed, available, blocker)
+        )
+
+    # --- prompts
+
+    def _plan_prompts(self, draft: _Draft, tokens: int) -> None:
+        state, config = self._state, self._config
+        if not state.prefilling and not len(state.waiting):
+            return
+        budget = PrefillBudget(
+            tokens, config.long_prefill_token_threshold, config.short_prompt_share, self._whole_prompts
+        )
+        for request in sorted(state.prefilling.values(), key=lambda request: request.order):
+            budget.grant(request.request_id, request.num_tokens - request.num_computed)
+        passed_over = self._admit(draft, budget)
+        budget.spread()
+        if passed_over and budget.left > 0:
+            self._admit(draft, budget)
+        grants = budget.grants()
+        for rid in state.prefilling:
+            if rid not in grants:
+                draft.decisions.append(Decision(DecisionKind.SKIP, rid, "token_budget", 1, budget.left))
+        for rid, count in grants.items():
+            draft.rows.append(self._row(state.prefilling[rid], count, draft))
+        if draft.closed is Closed.EMPTY and state.prefilling:
+            draft.closed = Closed.TOKENS
+
+    def _admit(self, draft: _Draft, budget: PrefillBudget) -> bool:
+        """Start whoever may; True if somebody was passed over for want of tokens while some were left."""
+        waiting = self._state.waiting
+        if draft.preempted:
+            self._hold_back(draft, "preempted_this_step", Closed.KV)
+            return False
+        passed_over: list[Request] = []
+        for_tokens = False
+        while len(passed_over) < MAX_SKIPS and (head := waiting.head()) is not None:
+            attempt = self._admission.attempt(head, budget, self._state.num_running, self._newest())
+            if attempt.outcome is Outcome.ADMIT:
+                self._start(waiting.pop(), attempt.decision, budget, draft)
+                continue
+            draft.waits[head.request_id] = attempt.decision
+            draft.closed = attempt.closed
+            if attempt.outcome is Outcome.STOP:
+                break
+            for_tokens = for_tokens or attempt.closed is Closed.TOKENS
+            passed_over.append(waiting.pop())
+        for request in passed_over:
+            waiting.push(request)
+        return for_tokens
+
+    def _start(self, request: Request, decision: Decision, budget: PrefillBudget, draft: _Draft) -> None:
+        rid = request.request_id
+        source = request.source
+        draft.tables[rid] = self._kv.allocate(rid, request.num_tokens)
+        draft.waits.pop(rid, None)
+        draft.decisions.append(decision)
+        draft.admissions.append(
+            AdmissionNote(
+                rid, tuple(request.tokens), request.num_prompt, source.sampling, source.eos_token_ids, source.adapter
+            )
+        )
+        request.state = State.PREFILLING
+        request.resumed_at = request.num_tokens
+        request.admitted_ns = request.admitted_ns or draft.now
+        self._state.prefilling[rid] = request
+        budget.grant(rid, request.num_tokens)
+
+    def _row(self, request: Request, count: int, draft: _Draft) -> Row:
+        """A chunk; where it catches up with the tokens, the request samples, and decodes from the next step on."""
+        rid, context = request.request_id, request.num_computed
+        logits = LogitsAt.NONE
+        if request.wants_prompt_logprobs() and context < request.num_prompt:
+            logits |= LogitsAt.ALL
+        request.num_computed += count
+        request.last_step = draft.step_id
+        if request.num_computed == request.num_tokens:
+            logits |= LogitsAt.LAST
+            request.sample_step = draft.step_id
+            request.num_tokens += 1
+            del self._state.prefilling[rid]
+            if request.num_tokens >= request.limit:
+                request.state = State.ENDING
+                draft.ending.append(request)
+            else:
+                self._state.decodes.join(request)
+        blocks = draft.tables.get(rid)
+        return Row(rid, count, context, blocks or (), blocks is not None, logits, adapter=request.source.adapter)
+
+    def _newest(self) -> int | None:
+        """The request admitted last of those that run."""
+        for requests in (self._state.prefilling, self._state.decodes.members):
+            if requests:
+                return next(reversed(requests))
+        return None
+
+    # --- the plan
+
+    def _seal(self, draft: _Draft) -> StepPlan:
+        state = self._state
+        decisions = (*draft.decisions, *draft.waits.values())
+        if not draft.rows and not draft.decodes.request_ids:
+            return StepPlan(draft.step_id, draft.now, decisions=decisions, closed=draft.closed)
+        plan = StepPlan(
+            step_id=draft.step_id,
+            time_ns=draft.now,
+            decodes=draft.decodes,
+            rows=tuple(draft.rows),
+            admissions=tuple(draft.admissions),
+            preempted=tuple(state.preempted),
+            released=tuple(state.released),
+            decisions=decisions,
+            closed=draft.closed,
+            pending_step=state.flights[-1].step_id if state.flights else None,
+            padded_tokens=len(draft.decodes.request_ids) + sum(row.num_new_tokens for row in draft.rows),
+        )
+        state.preempted.clear()
+        state.released.clear()
+        state.flights.append(
+            Flight(plan.step_id, draft.decodes.tick if draft.decodes.request_ids else -1, draft.ending)
+        )
+        state.counters.steps += 1
+        self._step_id = plan.step_id
+        return plan

@@ -1,0 +1,100 @@
+"""A request as the scheduler sees it."""
+
+from __future__ import annotations
+
+import enum
+
+from foliolm.core.request import EngineRequest
+
+
+class State(enum.Enum):
+    """Where a request is; the scheduler keeps each live one in exactly one place."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    ENDING = "ending"
+    FINISHED = "finished"
+
+
+class Request:
+    """One request's books.
+
+    "Computed catches up with tokens": ``num_tokens`` counts the tokens that exist or are being sampled by a step in
+    flight; ``num_computed`` those whose KV is written, or will be by the steps planned so far. While DECODING both
+    follow from the decode set's tick (``offset + tick``), so that a steady step need not touch the request.
+
+    Attributes:
+        source: as it arrived.
+        order: sort key; smaller runs earlier. Kept through preemption.
+        state: where it is.
+        tokens: prompt and committed outputs; in virtual time the prompt alone.
+        num_prompt, num_tokens, num_computed: counts, see above.
+        limit: most tokens that it may ever have, prompt included.
+        offset, join_tick, end_tick: while DECODING: context minus tick; its first tick; the tick that samples its last
+            token.
+        pending: while WAITING after a preemption: sampled tokens that steps in flight still owe.
+        last_step: newest step planned with it (for DECODING, as of when it left the decode set).
+        sample_step: the step whose row other than a decode sampled for it last.
+        stop_ids: token ids that end it.
+        min_tokens_at: no end token counts before it has this many tokens.
+        num_preemptions: how often its KV was given up.
+        resumed_at: ``num_tokens`` when it was last admitted.
+        prompt_logprobs_sent: entries delivered so far.
+        queued_ns, admitted_ns, first_token_ns, last_token_ns: clock stamps; 0 where not reached.
+    """
+
+    __slots__ = (
+        "admitted_ns",
+        "end_tick",
+        "first_token_ns",
+        "join_tick",
+        "last_step",
+        "last_token_ns",
+        "limit",
+        "min_tokens_at",
+        "num_computed",
+        "num_preemptions",
+        "num_prompt",
+        "num_tokens",
+        "offset",
+        "order",
+        "pending",
+        "prompt_logprobs_sent",
+        "queued_ns",
+        "request_id",
+        "resumed_at",
+        "sample_step",
+        "source",
+        "state",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(self, source: EngineRequest, order: tuple[int, int, int], limit: int, now: int) -> None:
+        sampling = source.sampling
+        self.source = source
+        self.request_id = source.request_id
+        self.order = order
+        self.state = State.WAITING
+        self.tokens = list(source.prompt_token_ids)
+        self.num_prompt = len(self.tokens)
+        self.num_tokens = self.num_prompt
+        self.num_computed = 0
+        self.limit = limit
+        self.offset = self.join_tick = self.end_tick = 0
+        self.pending = 0
+        self.last_step = self.sample_step = 0
+        self.stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self.stop_ids |= frozenset(source.eos_token_ids)
+        self.min_tokens_at = self.num_prompt + sampling.min_tokens
+        self.num_preemptions = 0
+        self.resumed_at = 0
+        self.prompt_logprobs_sent = 0
+        self.queued_ns = now
+        self.admitted_ns = self.first_token_ns = self.last_token_ns = 0
+
+    def wants_prompt_logprobs(self) -> bool:
+        """True while some of the prompt's logprobs have not been delivered."""
+        return self.source.sampling.prompt_logprobs is not None and self.prompt_logprobs_sent < self.num_prompt

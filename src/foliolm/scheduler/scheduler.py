@@ -1,0 +1,161 @@
+"""The scheduler: what runs in each step, and why. A facade; planning and committing have files of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foliolm.core.errors import QueueFullError
+from foliolm.core.plan import StepPlan
+from foliolm.core.request import EngineRequest, FinishReason, TokenOutput
+from foliolm.core.resolve import SchedulerConfig
+from foliolm.core.result import StepResult
+from foliolm.kv import KVManager
+from foliolm.scheduler.admission import check_possible, token_limit
+from foliolm.scheduler.commit import Committer
+from foliolm.scheduler.planner import Planner
+from foliolm.scheduler.request import Request
+from foliolm.scheduler.state import SchedulerState
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A look at the scheduler; all counts.
+
+    Attributes:
+        num_running: requests that prefill or decode.
+        num_waiting: requests that wait, the preempted included.
+        decode_context_tokens: computed tokens of the decodes together.
+        kv_blocks_total, kv_blocks_used: usable blocks a group, and those that requests hold.
+        num_preemptions, recomputed_tokens, num_steps: totals since the start.
+    """
+
+    num_running: int
+    num_waiting: int
+    decode_context_tokens: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    num_preemptions: int
+    recomputed_tokens: int
+    num_steps: int
+
+
+class Scheduler:
+    """Decides what runs; has no clock of its own, and does the same for the same calls.
+
+    The caller alternates: ``schedule`` a plan, run it, ``commit`` its result, in the plans' order. More than one plan
+    may be in flight: ``schedule`` counts as computed what it plans, ``commit`` appends what was sampled. A plan without
+    rows is not run and not committed.
+
+    Args:
+        config: its settings.
+        kv: the KV manager; the scheduler is its only user.
+
+    Raises:
+        ValueError: ``config`` and ``kv`` disagree.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
+        if kv.block_size != config.block_size or kv.num_usable != config.num_blocks - 1:
+            raise ValueError(
+                f"the scheduler has {config.num_blocks} blocks of {config.block_size}, "
+                f"the KV manager {kv.num_usable + 1} of {kv.block_size}"
+            )
+        if not 1 <= config.max_num_seqs <= config.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs is {config.max_num_seqs}; it must be from 1 to "
+                f"max_num_batched_tokens {config.max_num_batched_tokens}"
+            )
+        if config.mode != "chunked" and config.max_num_batched_tokens < config.max_model_len:
+            raise ValueError(
+                f"{config.mode} batching computes prompts whole: max_num_batched_tokens "
+                f"{config.max_num_batched_tokens} is below max_model_len {config.max_model_len}"
+            )
+        self.config = config
+        self._state = SchedulerState(config, kv)
+        self._planner = Planner(self._state)
+        self._committer = Committer(self._state)
+        self._arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request lives."""
+        return bool(self._state.requests)
+
+    def add(self, request: EngineRequest, now: int) -> None:
+        """Take a request into the waiting queue.
+
+        Args:
+            request: its id must be new.
+            now: the clock, ns.
+
+        Raises:
+            RequestError: it can never run; the message holds the sum.
+            QueueFullError: as many wait as may.
+            ValueError: the id is in use, or it asks for more than one completion.
+        """
+        state = self._state
+        if request.request_id in state.requests:
+            raise ValueError(f"request id {request.request_id} is in use")
+        if request.sampling.n != 1:
+            raise ValueError(
+                f"request {request.request_id} asks for n={request.sampling.n}; split it into siblings first"
+            )
+        check_possible(request, self.config, state.kv)
+        if len(state.waiting) >= self.config.max_queued_requests:
+            raise QueueFullError(
+                f"{len(state.waiting)} requests are waiting; the limit is {self.config.max_queued_requests} "
+                "(--max-queued-requests)"
+            )
+        self._arrivals += 1
+        priority = request.priority if self.config.scheduling_policy == "priority" else 0
+        order = (priority, request.arrival_ns, self._arrivals)
+        live = Request(request, order, token_limit(request, self.config, state.kv), now)
+        state.requests[request.request_id] = live
+        state.waiting.push(live)
+
+    def abort(self, request_id: int, now: int) -> TokenOutput | None:
+        """End a request in any state, and free what it holds; None, and nothing else, for one that is not live."""
+        request = self._state.requests.get(request_id)
+        return None if request is None else self._committer.finish(request, FinishReason.ABORT, now)
+
+    def schedule(self, now: int) -> StepPlan:
+        """Plan the next step; one without rows has nothing to run until a commit or an arrival.
+
+        Args:
+            now: the clock, ns; goes into the plan and the requests' stamps.
+        """
+        return self._planner.plan(now)
+
+    def commit(self, plan: StepPlan, result: StepResult, now: int) -> list[TokenOutput]:
+        """Append what a step sampled; plans are committed in their order.
+
+        Returns:
+            What is new, by request; in virtual time only the ends.
+
+        Raises:
+            ValueError: another step is the oldest in flight, or the result has another number of rows.
+        """
+        return self._committer.commit(plan, result, now)
+
+    def fail(self, plan: StepPlan, message: str, now: int) -> list[TokenOutput]:
+        """A step raised: end its requests with an error, and leave everybody else alone."""
+        return self._committer.fail(plan, message, now)
+
+    def stats(self) -> SchedulerStats:
+        """Counts as of now; O(1)."""
+        state = self._state
+        kv = state.kv
+        return SchedulerStats(
+            num_running=state.num_running,
+            num_waiting=len(state.waiting),
+            decode_context_tokens=state.decodes.context_tokens,
+            kv_blocks_total=kv.num_usable,
+            kv_blocks_used=kv.num_usable - kv.num_free - kv.num_fenced,
+            num_preemptions=state.counters.preemptions,
+            recomputed_tokens=state.counters.recomputed_tokens,
+            num_steps=state.counters.steps,
+        )
+
+    def problems(self) -> list[str]:
+        """The invariant check over scheduler and KV: a sentence for each thing that is wrong. O(requests + blocks)."""
+        return self._state.problems()

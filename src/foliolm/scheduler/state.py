@@ -1,0 +1,145 @@
+"""What planning and committing share: where each live request is, and which steps are in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from foliolm.core.plan import LogitsAt, StepPlan
+from foliolm.core.resolve import SchedulerConfig
+from foliolm.kv import KVManager
+from foliolm.scheduler.decodes import DecodeSet
+from foliolm.scheduler.queue import WaitingQueue
+from foliolm.scheduler.request import Request, State
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that was planned and is not committed yet.
+
+    Attributes:
+        step_id: of the plan.
+        tick: of its decodes, or −1 if none ran.
+        ending: requests that sample their last token in it.
+    """
+
+    step_id: int
+    tick: int
+    ending: list[Request] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Running totals since the start.
+
+    Attributes:
+        preemptions: how often a request's KV was given up.
+        recomputed_tokens: tokens whose KV was computed and given up.
+        steps: plans with rows.
+    """
+
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    steps: int = 0
+
+
+class SchedulerState:
+    """Every live request is in exactly one place: waiting, prefilling, decoding, or ending in a step in flight.
+
+    Args:
+        config: the scheduler's settings.
+        kv: the KV manager.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
+        self.config = config
+        self.kv = kv
+        self.requests: dict[int, Request] = {}
+        self.waiting = WaitingQueue()
+        self.prefilling: dict[int, Request] = {}
+        self.decodes = DecodeSet(config.block_size)
+        self.flights: deque[Flight] = deque()
+        self.released: list[int] = []
+        self.preempted: list[int] = []
+        self.owed: dict[int, Request] = {}
+        self.last_decode_step = 0
+        self.counters = Counters()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that take part in steps to come."""
+        return len(self.prefilling) + len(self.decodes)
+
+    def running(self) -> Iterator[Request]:
+        """Those who take part in steps to come and hold blocks."""
+        yield from self.prefilling.values()
+        yield from self.decodes.members.values()
+
+    def pending(self, request: Request) -> int:
+        """How many of its tokens steps in flight are still sampling."""
+        if request.state is State.WAITING:
+            return request.pending
+        decoding = request.state is State.DECODING
+        return sum(
+            (decoding and flight.tick >= request.join_tick) + (flight.step_id == request.sample_step)
+            for flight in self.flights
+        )
+
+    def owing(self, plan: StepPlan) -> list[Request]:
+        """Preempted requests for which a plan, now done, was still sampling."""
+        self.owed = {rid: r for rid, r in self.owed.items() if r.state is State.WAITING and r.pending}
+        if not self.owed:
+            return []
+        sampled = {*plan.decodes.request_ids, *(row.request_id for row in plan.rows if row.logits & LogitsAt.LAST)}
+        return [request for rid, request in self.owed.items() if rid in sampled]
+
+    def withdraw(self, request: Request) -> int:
+        """Take a live request out of where it is, and its blocks back; the caller gives it its next state.
+
+        Returns:
+            Blocks a group that nobody holds any more.
+        """
+        if request.state is State.WAITING:
+            self.waiting.forget(request)
+        elif request.state is State.PREFILLING:
+            del self.prefilling[request.request_id]
+        elif request.state is State.DECODING:
+            self.decodes.leave(request)
+            request.last_step = max(request.last_step, self.last_decode_step)
+        in_flight = bool(self.flights) and request.last_step >= self.flights[0].step_id
+        return self.kv.release(request.request_id, request.last_step if in_flight else None)
+
+    def retire(self, request: Request) -> None:
+        """A request ends, wherever it is. The executor is told to forget it by the next plan."""
+        self.withdraw(request)
+        request.state = State.FINISHED
+        del self.requests[request.request_id]
+        self.released.append(request.request_id)
+
+    def problems(self) -> list[str]:
+        """The invariant check: what is wrong, a sentence each; empty if nothing is."""
+        found = self.decodes.problems()
+        ending = {
+            request.request_id for flight in self.flights for request in flight.ending if request.state is State.ENDING
+        }
+        waiting = {request.request_id for request in self.waiting}
+        if len(waiting) != len(self.waiting):
+            found.append(f"{len(waiting)} requests wait, {len(self.waiting)} were counted")
+        places = [*waiting, *self.prefilling, *self.decodes.members, *ending]
+        if sorted(places) != sorted(self.requests):
+            found.append("a live request is in no place, or in two")
+        found.extend(self.kv.problems(set(self.requests) - waiting))
+        for request in self.running():
+            tokens = request.num_tokens
+            if request.state is State.DECODING:
+                # Before it runs, a decode may be about to cross: the block for its input's KV comes with that step.
+                tokens = request.offset + self.decodes.tick
+            if self.kv.holds(request.request_id) != self.kv.blocks_for(tokens):
+                found.append(
+                    f"request {request.request_id} holds {self.kv.holds(request.request_id)} blocks "
+                    f"for {tokens} tokens of which none may be missing or spare"
+                )
+        if not self.requests and not self.flights and self.kv.num_free != self.kv.num_usable:
+            found.append(f"nobody lives, but {self.kv.num_usable - self.kv.num_free} blocks are not free")
+        return found

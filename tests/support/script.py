@@ -1,0 +1,109 @@
+"""A scheduler driven step by step, with an executor that makes up tokens: the loop's shape without its process."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from foliolm.core.kvspec import KVSpec
+from foliolm.core.plan import LogitsAt, StepPlan
+from foliolm.core.request import EngineRequest, TokenOutput
+from foliolm.core.resolve import SchedulerConfig
+from foliolm.core.result import StepResult, StepSeconds
+from foliolm.core.sampling import SamplingParams
+from foliolm.kv import KVManager
+from foliolm.scheduler import Scheduler
+
+SPEC = KVSpec("all", num_layers=1, bytes_per_token=8)
+
+
+def make_scheduler(groups: int = 1, **settings) -> Scheduler:
+    """A scheduler over a pool of its own; ``settings`` as in SchedulerConfig."""
+    settings.setdefault("num_blocks", 33)
+    settings.setdefault("block_size", 4)
+    settings.setdefault("max_num_seqs", 8)
+    settings.setdefault("max_num_batched_tokens", 64)
+    settings.setdefault("max_model_len", 64)
+    settings.setdefault("long_prefill_token_threshold", 1 << 30)
+    settings.setdefault("short_prompt_share", 0.0)
+    config = SchedulerConfig(**settings)
+    return Scheduler(config, KVManager([SPEC] * groups, config.num_blocks, config.block_size))
+
+
+def request(rid: int, prompt: int, output: int, arrival: int | None = None, eos: tuple[int, ...] = (), **sampling):
+    """A request of ``prompt`` tokens that stops after ``output``."""
+    priority = sampling.pop("priority", 0)
+    return EngineRequest(
+        rid,
+        tuple(range(1000, 1000 + prompt)),
+        SamplingParams(max_tokens=output, **sampling),
+        eos_token_ids=eos,
+        arrival_ns=rid if arrival is None else arrival,
+        priority=priority,
+    )
+
+
+def token_for(rid: int, position: int) -> int:
+    """The token that the made-up model puts at a position: depends on nothing but request and position."""
+    return (rid * 7919 + position * 104729) % 997
+
+
+def result_for(plan: StepPlan, position_of: dict[int, int] | None = None) -> StepResult:
+    """What an executor would answer; the sampled token stands right behind the row's tokens."""
+    tokens = []
+    for row in plan.all_rows():
+        sampled = row.logits & LogitsAt.LAST
+        tokens.append([token_for(row.request_id, row.context + row.num_new_tokens)] if sampled else [])
+    return StepResult(plan.step_id, tokens, StepSeconds(0.0))
+
+
+class Driver:
+    """The engine's loop over made-up tokens, with ``depth`` steps in flight while the next is planned."""
+
+    def __init__(self, scheduler: Scheduler, depth: int = 0, virtual: bool = False) -> None:
+        self.scheduler = scheduler
+        self.depth = depth
+        self.virtual = virtual
+        self.now = 0
+        self.flights: deque[StepPlan] = deque()
+        self.outputs: dict[int, list[int]] = {}
+        self.finished: dict[int, TokenOutput] = {}
+        self.plans: list[StepPlan] = []
+
+    def step(self) -> StepPlan:
+        self.now += 1
+        plan = self.scheduler.schedule(self.now)
+        self.plans.append(plan)
+        if plan.num_rows:
+            self.flights.append(plan)
+        if self.flights and (len(self.flights) > self.depth or not plan.num_rows):
+            self.commit()
+        return plan
+
+    def commit(self) -> None:
+        plan = self.flights.popleft()
+        result = StepResult(plan.step_id, None, StepSeconds(0.0)) if self.virtual else result_for(plan)
+        self.take(self.scheduler.commit(plan, result, self.now))
+
+    def fail(self) -> None:
+        self.take(self.scheduler.fail(self.flights.popleft(), "it raised", self.now))
+
+    def take(self, outputs: list[TokenOutput]) -> None:
+        for output in outputs:
+            assert output.request_id not in self.finished, "an output after the end"
+            self.outputs.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                self.finished[output.request_id] = output
+
+    def abort(self, rid: int) -> None:
+        output = self.scheduler.abort(rid, self.now)
+        if output is not None:
+            self.take([output])
+
+    def run(self, limit: int = 10_000) -> int:
+        """Until nobody lives; returns steps with rows."""
+        for count in range(limit):
+            if not self.scheduler.has_work and not self.flights:
+                return count
+            self.step()
+            assert self.scheduler.problems() == []
+        raise AssertionError(f"{limit} steps and still {self.scheduler.stats()}")
