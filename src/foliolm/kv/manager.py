@@ -122,7 +122,8 @@ class KVManager:
         table = self._tables.pop(request_id, None)
         if table is None:
             return 0
-        return [pool.release(blocks, fence) for pool, blocks in zip(self._pools, table.groups, strict=True)][0]
+        unheld = [pool.release(blocks, fence) for pool, blocks in zip(self._pools, table.groups, strict=True)]
+        return unheld[0]
 
     def complete(self, step_id: int) -> None:
         """A step has completed: what was fenced by it becomes free."""
@@ -147,7 +148,7 @@ class KVManager:
         Args:
             live: ids of the requests that may hold blocks; None: whoever does.
         """
-        found = []
+        found: list[str] = []
         if live is not None:
             found.extend(f"request {rid} holds blocks, but is not live" for rid in self._tables.keys() - live)
         for group, pool in enumerate(self._pools):
