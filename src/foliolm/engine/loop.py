@@ -1,0 +1,114 @@
+"""The loop of an engine that has a process to itself: inbox, step, outbox."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import zmq
+
+from foliolm.core.record import StepRecord
+from foliolm.core.request import TokenOutput
+from foliolm.engine.engine import Engine
+from foliolm.engine.messages import Abort, Add, EngineStats, Failure, StepOutputs, Stop, decode_to_engine, encode
+
+if TYPE_CHECKING:
+    Socket = zmq.Socket[bytes]
+
+logger = logging.getLogger("foliolm.engine")
+
+# A turn that neither ran a step nor ended a request while work waits means that every request waits for something
+# outside; the loop then looks again after this long instead of spinning.
+STALLED_POLL_MS = 5
+
+
+class EngineLoop:
+    """Serves one client over two sockets.
+
+    Args:
+        engine: this loop is the only one to call it.
+        inbox: PULL socket with messages of ``ToEngine``.
+        outbox: PUSH socket for ``StepOutputs``.
+    """
+
+    def __init__(self, engine: Engine, inbox: Socket, outbox: Socket) -> None:
+        self.engine = engine
+        self.inbox = inbox
+        self.outbox = outbox
+        self._accepted: list[int] = []
+        self._refused: list[tuple[int, Failure]] = []
+        self._outputs: list[TokenOutput] = []
+        self._stopped = False
+
+    def run(self) -> None:
+        """Until a ``Stop`` arrives. Between steps the inbox is drained without blocking; idle, it is waited for."""
+        stalled = False
+        while not self._stopped:
+            busy = self.engine.has_work
+            if not busy:
+                self._report_invariants()
+            timeout_ms = STALLED_POLL_MS if stalled else (0 if busy else None)
+            received = self._drain(timeout_ms)
+            if self._stopped:
+                break
+            record = None
+            if self.engine.has_work:
+                self._outputs += self.engine.step()
+                record = self.engine.last_record
+            progressed = bool(received or self._outputs or record)
+            stalled = not progressed and not self.engine.in_flight
+            if progressed:
+                self._flush(record)
+
+    def _drain(self, timeout_ms: int | None) -> bool:
+        if not self.inbox.poll(timeout_ms):
+            return False
+        while True:
+            try:
+                frame = self.inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return True
+            self._handle(frame)
+
+    def _handle(self, frame: bytes) -> None:
+        message = decode_to_engine(frame)
+        if isinstance(message, Stop):
+            self._stopped = True
+        elif isinstance(message, Abort):
+            self._outputs += self.engine.abort(message.request_ids)
+        elif isinstance(message, Add):
+            first = message.requests[0].request_id
+            try:
+                self.engine.add(message.requests)
+            except Exception as error:
+                failure = Failure.of(error)
+                if failure.kind == "engine":
+                    logger.exception("request %d could not be taken", first)
+                self._refused.append((first, failure))
+            else:
+                self._accepted.append(first)
+
+    def _flush(self, record: StepRecord | None) -> None:
+        engine = self.engine
+        finished = engine.take_finished()
+        stats = engine_stats(engine)
+        message = StepOutputs.of(self._outputs, self._accepted, self._refused, stats, record, finished)
+        self.outbox.send(encode(message))
+        self._outputs, self._accepted, self._refused = [], [], []
+
+    def _report_invariants(self) -> None:
+        for problem in self.engine.check_invariants():
+            logger.error("invariant broken while idle: %s", problem)
+
+
+def engine_stats(engine: Engine) -> EngineStats:
+    """The engine's state, in the form that clients get."""
+    stats = engine.scheduler.stats()
+    return EngineStats(
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        kv_blocks_total=stats.kv_blocks_total,
+        kv_blocks_used=stats.kv_blocks_used,
+        num_preemptions=stats.num_preemptions,
+        num_failed_steps=engine.ledger.totals.num_failed_steps,
+    )

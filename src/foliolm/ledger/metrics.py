@@ -1,0 +1,210 @@
+"""Prometheus metrics, made from the ledger's records and from what the HTTP process sees of each request.
+
+Names keep vLLM's suffixes under ``foliolm:``, so that dashboards need one word changed. Importing this module needs
+``prometheus_client``, which the ``serve`` extra brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from foliolm.core.record import RequestRecord, StepRecord
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_NS = 1e-9
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 80)
+_LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 120, 240, 480, 960, 1920)
+_TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+_STEP_TOKENS = tuple(float(2**e) for e in range(15))
+_N = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class StatsLike(Protocol):
+    """An engine's state: gauges of now, and counters that rise from the engine's start."""
+
+    @property
+    def num_running(self) -> int: ...  # noqa: D102
+    @property
+    def num_waiting(self) -> int: ...  # noqa: D102
+    @property
+    def kv_blocks_total(self) -> int: ...  # noqa: D102
+    @property
+    def kv_blocks_used(self) -> int: ...  # noqa: D102
+    @property
+    def num_preemptions(self) -> int: ...  # noqa: D102
+    @property
+    def num_failed_steps(self) -> int: ...  # noqa: D102
+    @property
+    def prefix_cache_queries(self) -> int: ...  # noqa: D102
+    @property
+    def prefix_cache_hits(self) -> int: ...  # noqa: D102
+
+
+class Metrics:
+    """One registry of a server.
+
+    Args:
+        model_name: the label ``model_name`` of every series.
+        num_engines: the label ``engine`` runs from 0; all series exist from the start.
+    """
+
+    def __init__(self, model_name: str, num_engines: int = 1) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model_name
+        self._rising: dict[tuple[int, str], int] = {}
+        labels = ("model_name", "engine")
+
+        self.num_requests_running = self._gauge("num_requests_running", "Requests in execution now.")
+        self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests that wait now.")
+        self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all of them.")
+        self.counters = {
+            name: Counter(f"foliolm:{name}", text, labels, registry=self.registry)
+            for name, text in (
+                ("num_preemptions", "Times a request's KV was given up."),
+                ("num_failed_steps", "Steps that raised; their requests ended with an error."),
+                ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
+                ("prefix_cache_hits", "Tokens found in the prefix cache."),
+                ("prompt_tokens", "Prompt tokens of requests that reached their first token."),
+                ("generation_tokens", "Tokens sampled."),
+            )
+        }
+        self.request_success = Counter(
+            "foliolm:request_success", "Requests that ended.", (*labels, "finished_reason"), registry=self.registry
+        )
+        self.iteration_tokens_total = self._histogram("iteration_tokens_total", "New tokens in a step.", _STEP_TOKENS)
+        self.step_seconds = self._histogram("step_seconds", "Measured seconds of a step.", _SHORT_S)
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From HTTP accept to the first token.", _LONG_S
+        )
+        self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Gap between tokens.", _SHORT_S)
+        self.time_per_output_token = self._histogram(
+            "request_time_per_output_token_seconds", "(e2e − TTFT) / (tokens − 1) of a request.", _SHORT_S
+        )
+        self.e2e_latency = self._histogram(
+            "e2e_request_latency_seconds", "From HTTP accept to the last token.", _LONG_S
+        )
+        self.queue_time = self._histogram("request_queue_time_seconds", "From queueing to admission.", _LONG_S)
+        self.prefill_time = self._histogram("request_prefill_time_seconds", "Admission to first token.", _LONG_S)
+        self.decode_time = self._histogram("request_decode_time_seconds", "First token to last token.", _LONG_S)
+        self.inference_time = self._histogram("request_inference_time_seconds", "Admission to last token.", _LONG_S)
+        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens that a request generated.", _TOKENS
+        )
+        self.request_params_n = self._histogram("request_params_n", "The n that requests ask for.", _N)
+        for engine in range(num_engines):
+            self._create_series(engine)
+
+    def observe_step(self, engine: int, stats: StatsLike, record: StepRecord | None) -> None:
+        """An engine's state after a turn of its loop, and the step that ran in it, if one did."""
+        labels = (self._model, str(engine))
+        self.num_requests_running.labels(*labels).set(stats.num_running)
+        self.num_requests_waiting.labels(*labels).set(stats.num_waiting)
+        usage = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+        self.kv_cache_usage_perc.labels(*labels).set(usage)
+        for name in ("num_preemptions", "num_failed_steps", "prefix_cache_queries", "prefix_cache_hits"):
+            self._raise_to(engine, name, getattr(stats, name))
+        if record is not None:
+            self.iteration_tokens_total.labels(*labels).observe(record.num_tokens)
+            self.step_seconds.labels(*labels).observe(record.seconds.total)
+            if record.num_sampled:
+                self.counters["generation_tokens"].labels(*labels).inc(record.num_sampled)
+
+    def observe_requests(self, records: Sequence[RequestRecord]) -> None:
+        """Requests that ended in an engine: the parts of their time that the engine knows."""
+        for record in records:
+            labels = (self._model, str(record.engine))
+            stamps = record.stamps
+            if stamps.admitted_ns:
+                self.queue_time.labels(*labels).observe((stamps.admitted_ns - stamps.queued_ns) * _NS)
+            if stamps.first_token_ns:
+                self.prefill_time.labels(*labels).observe((stamps.first_token_ns - stamps.admitted_ns) * _NS)
+                self.decode_time.labels(*labels).observe((stamps.last_token_ns - stamps.first_token_ns) * _NS)
+                self.inference_time.labels(*labels).observe((stamps.last_token_ns - stamps.admitted_ns) * _NS)
+            self.request_prompt_tokens.labels(*labels).observe(record.num_prompt_tokens)
+            self.request_generation_tokens.labels(*labels).observe(record.num_output_tokens)
+
+    def observe_params(self, n: int) -> None:
+        """What a request asked for."""
+        self.request_params_n.labels(self._model, "0").observe(n)
+
+    def meter(self, arrival_ns: int, num_prompt_tokens: int) -> RequestMeter:
+        """A meter for one choice of one request."""
+        return RequestMeter(self, arrival_ns, num_prompt_tokens)
+
+    def exposition(self) -> bytes:
+        """The text that ``/metrics`` returns, in the format that ``CONTENT_TYPE`` names."""
+        return generate_latest(self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"foliolm:{name}", text, ("model_name", "engine"), registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"foliolm:{name}", text, ("model_name", "engine"), buckets=buckets, registry=self.registry)
+
+    def _create_series(self, engine: int) -> None:
+        # A series that appears only once it has a value looks to an alert like one that does not exist.
+        for metric in vars(self).values():
+            if isinstance(metric, Gauge | Histogram):
+                metric.labels(self._model, str(engine))
+        for counter in self.counters.values():
+            counter.labels(self._model, str(engine))
+        for reason in ("stop", "length", "abort", "error"):
+            self.request_success.labels(self._model, str(engine), reason)
+
+    def _raise_to(self, engine: int, name: str, value: int) -> None:
+        # An engine that was started again counts from 0; the exported counter must never fall.
+        before = self._rising.get((engine, name), 0)
+        self._rising[engine, name] = value
+        rise = value - before if value >= before else value
+        if rise:
+            self.counters[name].labels(self._model, str(engine)).inc(rise)
+
+
+class RequestMeter:
+    """Times one choice as the HTTP process sees it. Call it from the event loop's thread.
+
+    Args:
+        metrics: where observations go.
+        arrival_ns: HTTP accept, monotonic nanoseconds.
+        num_prompt_tokens: of its prompt.
+    """
+
+    __slots__ = ("_labels", "_metrics", "arrival_ns", "first_ns", "last_ns", "num_prompt_tokens", "num_tokens")
+
+    def __init__(self, metrics: Metrics, arrival_ns: int, num_prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._labels = (metrics._model, "0")
+        self.arrival_ns = arrival_ns
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = 0
+        self.first_ns = 0
+        self.last_ns = 0
+
+    def tokens(self, count: int, now_ns: int) -> None:
+        """``count`` new tokens came at ``now_ns``."""
+        metrics, labels = self._metrics, self._labels
+        if not self.num_tokens:
+            self.first_ns = now_ns
+            metrics.time_to_first_token.labels(*labels).observe((now_ns - self.arrival_ns) * _NS)
+            metrics.counters["prompt_tokens"].labels(*labels).inc(self.num_prompt_tokens)
+        else:
+            gap = metrics.inter_token_latency.labels(*labels)
+            for _ in range(count):
+                gap.observe((now_ns - self.last_ns) * _NS / count)
+        self.num_tokens += count
+        self.last_ns = now_ns
+
+    def finish(self, reason: str) -> None:
+        """It ended: ``stop``, ``length``, ``abort`` or ``error``."""
+        metrics, labels = self._metrics, self._labels
+        metrics.request_success.labels(*labels, reason).inc()
+        if self.num_tokens:
+            metrics.e2e_latency.labels(*labels).observe((self.last_ns - self.arrival_ns) * _NS)
+        if self.num_tokens > 1:
+            per_token = (self.last_ns - self.first_ns) * _NS / (self.num_tokens - 1)
+            metrics.time_per_output_token.labels(*labels).observe(per_token)
