@@ -57,9 +57,7 @@ def test_chunks_fill_the_budget_beside_decodes_and_only_the_last_samples():
 
 
 def test_a_share_of_the_budget_is_kept_for_short_prompts_behind_a_long_one():
-    driver = Driver(
-        make_scheduler(max_num_batched_tokens=16, long_prefill_token_threshold=8, short_prompt_share=0.25)
-    )
+    driver = Driver(make_scheduler(max_num_batched_tokens=16, long_prefill_token_threshold=8, short_prompt_share=0.25))
     driver.scheduler.add(request(1, prompt=60, output=2), 0)
     assert rows(driver.step()) == [(1, 0, 16, False)]  # nobody short: the long one has it all
     driver.scheduler.add(request(2, prompt=3, output=2), 0)
@@ -68,9 +66,7 @@ def test_a_share_of_the_budget_is_kept_for_short_prompts_behind_a_long_one():
 
 
 def test_a_second_long_prompt_waits_and_short_ones_pass_it():
-    driver = Driver(
-        make_scheduler(max_num_batched_tokens=16, long_prefill_token_threshold=8, short_prompt_share=0.25)
-    )
+    driver = Driver(make_scheduler(max_num_batched_tokens=16, long_prefill_token_threshold=8, short_prompt_share=0.25))
     for rid, prompt in ((1, 40), (2, 40), (3, 4)):
         driver.scheduler.add(request(rid, prompt=prompt, output=1), 0)
     plan = driver.step()
