@@ -53,6 +53,9 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
     return found
 
 
+HEAVY = {"torch", "transformers", "fastapi", "matplotlib", "scipy", "uvicorn", "pydantic"}
+"""Packages that the light commands must start without."""
+
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -92,8 +95,8 @@ def test_light_rooms_name_no_torch(room):
 
 def test_light_commands_load_nothing_heavy():
     code = (
-        "import sys; from foliolm.cli.main import build_app; build_app(None); import foliolm, foliolm.scheduler, foliolm.kv, foliolm.core.config;"
-        "heavy = {'torch', 'transformers', 'fastapi', 'matplotlib', 'scipy', 'uvicorn', 'pydantic'} & set(sys.modules);"
-        "assert not heavy, heavy"
+        "import sys; from foliolm.cli.main import build_app; build_app(None);"
+        "import foliolm, foliolm.scheduler, foliolm.kv, foliolm.core.config;"
+        f"heavy = {HEAVY!r} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

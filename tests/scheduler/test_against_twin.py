@@ -8,10 +8,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.script import Driver, make_scheduler, request, token_for
-from support.twin import Twin
 
 from foliolm.core.errors import RequestError
+from support.script import Driver, make_scheduler, request, token_for
+from support.twin import Twin
 
 MODES = ("chunked", "mixed", "prefill-first", "static")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from support.script import Driver, make_scheduler, request
-
 from foliolm.core.plan import Closed, DecisionKind, LogitsAt
+from support.script import Driver, make_scheduler, request
 
 
 def rows(plan):
