@@ -250,17 +250,17 @@ def lora_params(shape: ModelShape, rank: int, targets: tuple[str, ...]) -> int:
 
 
 def sequence_bytes(model: ModelAccount, context: int, block_size: int) -> int:
-    """KV bytes that one sequence of ``context`` tokens takes, in whole blocks of each group.
+    """KV bytes that one sequence of ``context`` tokens takes, in whole blocks of each group."""
+    return sum(blocks_of(spec, context, block_size) * spec.bytes_per_block(block_size) for spec in model.kv)
 
-    A window of w tokens needs at most ``ceil((w − 1) / p) + 1`` blocks: its first one may be partly behind it.
+
+def blocks_of(spec: KVSpec, context: int, block_size: int) -> int:
+    """Blocks that one sequence takes of a group: ``ceil(L / p)``.
+
+    A window of w tokens needs at most ``ceil((w − 1) / p) + 1``: its first block may be partly behind it.
     """
-    total = 0
-    for spec in model.kv:
-        blocks = -(-context // block_size)
-        if spec.window:
-            blocks = min(blocks, -(-(spec.window - 1) // block_size) + 1)
-        total += blocks * spec.bytes_per_block(block_size)
-    return total
+    blocks = -(-context // block_size)
+    return min(blocks, -(-(spec.window - 1) // block_size) + 1) if spec.window else blocks
 
 
 def all_reduce_bytes(model: ModelAccount, tokens: float, bytes_per_value: float = 2.0) -> float:

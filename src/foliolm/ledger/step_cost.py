@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from foliolm.core.errors import ConfigError
 from foliolm.core.plan import LogitsAt, StepPlan
@@ -35,7 +35,7 @@ class Coefficients:
         matmul: ef, share of the peak FLOP/s in matrix products. Prior 0.6, between 0.45 (inference-sim, H100 prefill)
             and 0.7 (llm-analysis).
         kv_decode, kv_mixed: ek, share of the bandwidth at which decodes read KV, in steps without and with prefill.
-            Priors 0.9 and 0.4 (measured attention kernels: 0.9 against 0.3 to 0.5).
+            Priors 0.9 and 0.5 (measured attention kernels: 0.9 against 0.3 to 0.6, already with a chunk of 16).
         attention: ea, share of the peak FLOP/s in prefill attention. Prior 0.5.
         prefix_reads: r, how often a chunk reads the KV of its cached tokens. Prior 1.
         link: share of a link's rate that copies reach. Prior 0.8 (0.75 to 0.9 measured on PCIe).
@@ -49,24 +49,24 @@ class Coefficients:
     weights: float = 0.8
     matmul: float = 0.6
     kv_decode: float = 0.9
-    kv_mixed: float = 0.4
+    kv_mixed: float = 0.5
     attention: float = 0.5
     prefix_reads: float = 1.0
     link: float = 0.8
     collective_s: float = 20e-6
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            low_is_open = field.name in ("weights", "matmul", "kv_decode", "kv_mixed", "attention", "link")
+        for one in fields(self):
+            value = getattr(self, one.name)
+            low_is_open = one.name in ("weights", "matmul", "kv_decode", "kv_mixed", "attention", "link")
             if not math.isfinite(value) or value < 0 or (low_is_open and value == 0):
                 bound = "above" if low_is_open else "at least"
-                raise ConfigError(f"coefficient {field.name} is {value}; it must be finite and {bound} 0")
+                raise ConfigError(f"coefficient {one.name} is {value}; it must be finite and {bound} 0")
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """What a step does, in numbers; all that its cost depends on.
+    """What a step does, in numbers; all that its cost depends on. Means over steps may be fractions.
 
     Attributes:
         new_tokens: N, padding included.
@@ -77,9 +77,9 @@ class StepCounts:
         lora_bytes, lora_flops: bytes of the step's distinct adapters, and FLOPs of its adapted rows.
     """
 
-    new_tokens: int
-    sampled: int
-    sequences: int
+    new_tokens: float
+    sampled: float
+    sequences: float
     decode_context: tuple[float, ...] = ()
     prefills: tuple[tuple[int, int], ...] = ()
     lora_bytes: float = 0.0
@@ -167,7 +167,7 @@ class StepCost:
     flops: float
     attention_peak: float
     peer_link: float | None = None
-    coefficients: Coefficients = Coefficients()
+    coefficients: Coefficients = field(default_factory=Coefficients)
 
     def seconds(self, counts: StepCounts) -> float:
         """Predicted seconds of a step."""
@@ -226,11 +226,11 @@ class StepCost:
             prefills=tuple(prefills),
         )
 
-    def decode_seconds(self, batch: int, context: float) -> float:
+    def decode_seconds(self, batch: float, context: float) -> float:
         """Seconds of a step of ``batch`` decode rows at one context each."""
         return self.seconds(self.decode_counts(batch, context))
 
-    def decode_counts(self, batch: int, context: float) -> StepCounts:
+    def decode_counts(self, batch: float, context: float) -> StepCounts:
         """Counts of ``batch`` decode rows at one context each."""
         per_group = tuple(batch * min(context, spec.window or context) for spec in self.model.kv)
         return StepCounts(batch, batch, batch, per_group)
@@ -322,9 +322,9 @@ def counts_of_plan(model: ModelAccount, plan: StepPlan) -> StepCounts:
         new_tokens=max(plan.padded_tokens, plan.num_tokens),
         sampled=len(plan.decodes)
         + sum(
-            row.num_new_tokens if row.logits is LogitsAt.ALL else 1
+            row.num_new_tokens if row.logits & LogitsAt.ALL else 1
             for row in plan.rows
-            if row.logits is not LogitsAt.NONE
+            if row.logits
         ),
         sequences=plan.num_rows,
         decode_context=tuple(context),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from foliolm.ledger.accounts import ModelAccount, sequence_bytes
+from foliolm.ledger.accounts import ModelAccount, blocks_of, sequence_bytes
 from foliolm.ledger.step_cost import StepCost, StepCounts
 
 
@@ -15,12 +16,16 @@ class HostLink:
     Attributes:
         bytes_per_s: nominal, one way.
         efficiency: share of it that copies reach. Prior 0.8 (0.75 to 0.9 measured on PCIe).
-        copy_s: t_copy, seconds to start the copy of one block. Prior 5 µs, a launch.
+        copy_s: t_copy, seconds to start one copy. Prior 5 µs, a launch.
+        copies_per_block: copies that move one block; None: one a layer, as where each layer keeps a pool of its own. (With
+            that, blocks of 16 to 64 tokens make swap and recompute cost about the same, as the PagedAttention paper,
+            arXiv 2309.06180, section 7.3, found.) A pool whose blocks span the layers needs 1.
     """
 
     bytes_per_s: float
     efficiency: float = 0.8
     copy_s: float = 5e-6
+    copies_per_block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +38,25 @@ class Running:
         max_num_batched_tokens: new tokens that a step may hold; the chunk is what the decodes leave of it.
     """
 
-    batch: int
-    context: int
+    batch: float
+    context: float
     max_num_batched_tokens: int
 
     @property
     def chunk(self) -> int:
         """Prefill tokens that fit a step beside the decodes."""
-        return max(1, self.max_num_batched_tokens - self.batch)
+        return max(1, math.floor(self.max_num_batched_tokens - self.batch))
 
 
 def swap_seconds(model: ModelAccount, tokens: int, link: HostLink, block_size: int, overlap_s: float = 0.0) -> float:
     """Seconds to move a request's blocks out and in again.
 
-    ``2 · (copies · t_copy + bytes / (efficiency · link)) − overlap``: whole blocks, one copy a block of each KV group,
-    and what of it runs under computation subtracted.
+    ``2 · (copies · t_copy + bytes / (efficiency · link)) − overlap``: whole blocks, and what of it runs under computation
+    subtracted.
     """
     if tokens == 0:
         return 0.0
-    copies = len(model.kv) * -(-tokens // block_size)
+    copies = sum(blocks_of(spec, tokens, block_size) * (link.copies_per_block or spec.num_layers) for spec in model.kv)
     moved = sequence_bytes(model, tokens, block_size)
     return max(0.0, 2 * (copies * link.copy_s + moved / (link.efficiency * link.bytes_per_s)) - overlap_s)
 
@@ -114,7 +119,7 @@ def break_even_tokens(
         return swap <= recompute_seconds(cost, tokens, min(cached, tokens), running)
 
     most = max(1, longest // block_size)
-    grid = sorted({max(1, round(float(most) ** (i / 48))) for i in range(49)})
+    grid = sorted({max(1, round(math.exp(math.log(most) * i / 48))) for i in range(49)})
     wins = [swap_wins(blocks) for blocks in grid]
     if all(wins) or not wins[-1]:
         return None

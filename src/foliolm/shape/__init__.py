@@ -1,0 +1,1 @@
+"""What a model and a device are."""

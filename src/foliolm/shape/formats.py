@@ -102,6 +102,8 @@ def weight_format(shape: ModelShape, quantization: str | None = None) -> WeightF
         shape.weight_dtype
     ):  # a file's mixture with a name of its own (q4_k_m): its average counts
         bits = shape.weight_bits
+        if shape.weight_dtype.endswith("bit"):  # awq_4bit, bnb_8bit: the layers' matrices alone
+            return WeightFormat(shape.weight_dtype, bits, bits, shape.embedding_bits or 16.0, 16.0)
         return WeightFormat(shape.weight_dtype, bits, bits, shape.embedding_bits or bits, 32.0)
     name = canonical_weight_dtype(shape.weight_dtype if quantization is None or stored else quantization)
     compute = COMPUTE_RATES.get(name, "bf16")

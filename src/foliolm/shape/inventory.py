@@ -153,7 +153,8 @@ def _mlp(shape: ModelShape) -> list[Tensor]:
     moe = shape.moe
     bias = moe.num_experts if moe.router_bias else 0
     tensors = dense if sparse < shape.num_layers else []
-    tensors.append(Tensor("router", Part.ROUTER, moe.num_experts, shape.hidden_size, sparse, bias=bias))
+    rows = moe.num_experts + moe.shared_gate
+    tensors.append(Tensor("router", Part.ROUTER, rows, shape.hidden_size, sparse, bias=bias))
     tensors += _gated(
         Part.EXPERT, "", shape.hidden_size, moe.intermediate_size, sparse, moe.num_experts, moe.expert_bias
     )

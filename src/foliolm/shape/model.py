@@ -43,6 +43,7 @@ class MoEShape:
         layer_step: every how many layers (after those) is a MoE layer; 1 for all.
         router_bias: the router has a value an expert beside its matrix (a bias, or DeepSeek's score correction).
         expert_bias: an expert's linears have biases.
+        shared_gate: the shared expert's output is scaled by a gate of one row (Qwen2-MoE).
     """
 
     num_experts: int
@@ -54,6 +55,7 @@ class MoEShape:
     layer_step: int = 1
     router_bias: bool = False
     expert_bias: bool = False
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from foliolm.core.errors import ConfigError
 from foliolm.shape.device import Device, device_from_dict
+from foliolm.shape.families import with_family_traits
 from foliolm.shape.model import MLAShape, ModelShape, MoEShape
 
 
@@ -71,9 +72,8 @@ def model_from_preset_entry(entry: dict[str, Any]) -> ModelShape:
     pattern = entry["layer_types_pattern"]
     windowed = () if pattern == "all_full" else tuple(i for i, kind in enumerate(pattern) if kind == "S")
     family = entry["model_type"]
-    gpt_oss = family == "gpt_oss"
     dtype = entry["native_quantization"] or "bfloat16"
-    return ModelShape(
+    shape = ModelShape(
         name=entry["id"],
         family=family,
         num_layers=entry["num_layers"],
@@ -86,20 +86,19 @@ def model_from_preset_entry(entry: dict[str, Any]) -> ModelShape:
         max_position_embeddings=entry["max_position_embeddings"],
         tie_word_embeddings=entry["tie_word_embeddings"],
         qkv_bias=entry["attention_bias"],
-        o_bias=entry["attention_bias"] and gpt_oss,
+        o_bias=entry["attention_bias"] and family == "gpt_oss",
         qk_norm=entry["qk_norm"],
         sliding_window=entry["sliding_window"],
         windowed_layers=windowed,
-        moe=_moe(entry["moe"], family) if entry["moe"] else None,
+        moe=_moe(entry["moe"]) if entry["moe"] else None,
         mla=MLAShape(**entry["mla"]) if entry["mla"] else None,
         weight_dtype=dtype,
         weight_bits={"bfloat16": 16.0, "fp8": 8.0, "mxfp4": 4.25}[dtype],
-        norms_per_layer=4 if family.startswith("gemma") else 2,
-        attention_sinks=gpt_oss,
     )
+    return with_family_traits(shape)
 
 
-def _moe(entry: dict[str, Any], family: str) -> MoEShape:
+def _moe(entry: dict[str, Any]) -> MoEShape:
     width = entry["moe_intermediate_size"]
     return MoEShape(
         num_experts=entry["num_experts"],
@@ -108,8 +107,6 @@ def _moe(entry: dict[str, Any], family: str) -> MoEShape:
         num_shared_experts=entry["num_shared_experts"],
         shared_intermediate_size=entry["num_shared_experts"] * width,
         first_dense_layers=entry["first_dense_layers"],
-        router_bias=family in ("gpt_oss", "deepseek_v3"),
-        expert_bias=family == "gpt_oss",
     )
 
 
