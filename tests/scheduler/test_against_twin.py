@@ -38,9 +38,7 @@ def random_settings(rng: random.Random, mode: str) -> dict:
 def expected_tokens(source, config) -> list[int]:
     """What the request must have generated when it ends by itself."""
     prompt = len(source.prompt_token_ids)
-    limit = min(
-        config.max_model_len, (config.num_blocks - 1) * config.block_size + 1, prompt + source.sampling.max_tokens
-    )
+    limit = min(config.max_model_len, (config.num_blocks - 1) * config.block_size, prompt + source.sampling.max_tokens)
     tokens = []
     while prompt + len(tokens) < limit:
         tokens.append(token_for(source.request_id, prompt + len(tokens)))

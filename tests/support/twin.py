@@ -53,7 +53,7 @@ class Twin:
         priority = source.priority if self.config.scheduling_policy == "priority" else 0
         prompt = len(source.prompt_token_ids)
         limit = min(
-            self.config.max_model_len, self.usable * self.config.block_size + 1, prompt + source.sampling.max_tokens
+            self.config.max_model_len, self.usable * self.config.block_size, prompt + source.sampling.max_tokens
         )
         self.waiting.append(TwinRequest(source, (priority, source.arrival_ns, self.arrivals), limit, prompt))
         self.waiting.sort(key=lambda r: r.order)

@@ -67,10 +67,10 @@ def check_possible(request: EngineRequest, config: SchedulerConfig, kv: KVManage
 def token_limit(request: EngineRequest, config: SchedulerConfig, kv: KVManager) -> int:
     """Most tokens that a request may ever have, prompt included.
 
-    Alone in the pool it can write the KV of ``usable blocks × block size`` tokens, and the last token needs no KV; so
-    that a request which outgrows the pool ends with reason ``length``, and never waits for room that cannot come.
+    The pool's own ``usable blocks × block size`` tokens bound it as the model's length does; so that a request which
+    outgrows the pool, alone in it, ends with reason ``length``, and never waits for room that cannot come.
     """
-    limit = min(config.max_model_len, kv.num_usable * kv.block_size + 1)
+    limit = min(config.max_model_len, kv.num_usable * kv.block_size)
     if request.sampling.max_tokens is not None:
         limit = min(limit, len(request.prompt_token_ids) + request.sampling.max_tokens)
     return limit
