@@ -1,0 +1,1 @@
+"""Text: tokenising, chat templates, detokenising as tokens come, stop strings."""
