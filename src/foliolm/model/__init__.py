@@ -1,0 +1,1 @@
+"""Decoder-only transformers as lists of layers, in plain PyTorch."""

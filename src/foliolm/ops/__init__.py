@@ -1,0 +1,1 @@
+"""Tensor operations behind small interfaces: linear layers, norms, rotary embedding, KV writes, attention."""

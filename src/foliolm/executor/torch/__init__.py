@@ -1,0 +1,1 @@
+"""The executor that runs a model with PyTorch."""

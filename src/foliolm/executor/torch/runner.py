@@ -1,0 +1,142 @@
+"""Runs one plan: moves of blocks, the batch, the model, the tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foliolm.core.plan import StepPlan
+from foliolm.core.request import TokenLogprobs
+from foliolm.core.result import StepResult, StepSeconds
+from foliolm.executor.torch.batch import BatchBuilder, PromptSpan, StepBatch
+from foliolm.executor.torch.grouping import Grouping
+from foliolm.executor.torch.kv_tensors import KVTensors
+from foliolm.executor.torch.requests import RequestTable
+from foliolm.executor.torch.sampler import Sampled, Sampler, token_logprobs
+from foliolm.model.decoder import DecoderModel
+from foliolm.ops.attention import make_attention
+
+PROMPT_LOGPROB_BYTES = 32 << 20
+"""Logits of prompt positions held at once."""
+
+
+class ModelRunner:
+    """All that a step touches. Plans must come in order, one at a time.
+
+    Args:
+        model: the weights.
+        kv: the pool.
+        seed: the engine's; None: fresh entropy for requests without a seed.
+    """
+
+    def __init__(self, model: DecoderModel, kv: KVTensors, seed: int | None = None) -> None:
+        self._model = model
+        self._kv = kv
+        self._attention = make_attention(model.device, kv.block_size)
+        self.requests = RequestTable(len(kv.specs), model.num_tokens, seed)
+        spec = kv.specs[0]
+        self._batches = BatchBuilder(
+            self.requests,
+            kv.specs,
+            kv.block_size,
+            Grouping.of_layer(spec.bytes_per_token // spec.num_layers),
+            self._attention.varlen,
+            model.device,
+            model.dtype,
+        )
+        self._sampler = Sampler(self.requests)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, since: float | None = None) -> StepResult:
+        """One step.
+
+        Args:
+            plan: what to run.
+            since: ``time.perf_counter()`` from which the step's total counts; None: now.
+
+        Raises:
+            KeyError, ValueError: the plan contradicts what the executor knows.
+        """
+        began = time.perf_counter()
+        self._take_changes(plan)
+        if not plan.num_rows:
+            return StepResult(plan.step_id, [], StepSeconds(time.perf_counter() - (since or began)))
+        if plan.bucket is not None:
+            raise ValueError(f"step {plan.step_id} asks for batch bucket {plan.bucket}; no captured graphs are kept")
+        batch = self._batches.build(plan)
+        prepared = time.perf_counter()
+        hidden = self._model.forward(batch.step, self._kv.layers, self._attention)
+        sampling = len(batch.sampled_rows)
+        logits = self._model.logits(hidden[:sampling]) if sampling else None
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        computed = time.perf_counter()
+        prompts = {span.row: self._prompt_logprobs(hidden, span) for span in batch.spans}
+        sampled = (
+            Sampled(np.zeros(0, np.int64)) if logits is None else self._sampler.sample(logits, batch.sampled_slots)
+        )
+        self.requests.append(batch.sampled_slots, sampled.tokens)
+        ended = time.perf_counter()
+        seconds = StepSeconds(
+            ended - (began if since is None else since), prepared - began, computed - prepared, ended - computed
+        )
+        return _result(plan, batch, sampled, prompts, seconds)
+
+    def _take_changes(self, plan: StepPlan) -> None:
+        for request_id in plan.released:
+            self.requests.release(request_id)
+        for request_id in plan.preempted:
+            self.requests.forget_table(request_id)
+        for note in plan.admissions:
+            self.requests.admit(note)
+        self._kv.swap_out(plan.swaps_out)
+        self._kv.swap_in(plan.swaps_in)
+        self._kv.copy(plan.copies)
+
+    def _prompt_logprobs(self, hidden: Tensor, span: PromptSpan) -> list[TokenLogprobs | None]:
+        """Entries of a span, a few positions at a time: a long chunk's logits would not fit in memory."""
+        requests = self.requests
+        params = requests.sampling[span.slot]
+        if params is None or params.prompt_logprobs is None:
+            raise ValueError(f"row {span.row} wants logits everywhere, its request asked for no prompt logprobs")
+        entries: list[TokenLogprobs | None] = [None] if span.context == 0 else []
+        step = max(1, PROMPT_LOGPROB_BYTES // (4 * self._model.num_tokens))
+        for first in range(0, span.count, step):
+            count = min(step, span.count - first)
+            start = span.context + first + 1
+            successors = requests.tokens[span.slot, start : start + count].astype(np.int64)
+            at = span.start + first
+            logits = self._model.logits(hidden[at : at + count])
+            entries += token_logprobs(logits, successors, params.prompt_logprobs)
+        return entries
+
+
+def _result(
+    plan: StepPlan,
+    batch: StepBatch,
+    sampled: Sampled,
+    prompts: dict[int, list[TokenLogprobs | None]],
+    seconds: StepSeconds,
+) -> StepResult:
+    """By the plan's rows, what the sampler has by sampled rows."""
+    chosen = sampled.tokens.tolist()
+    rows: Sequence[int] = batch.sampled_rows.tolist()
+    if len(rows) == plan.num_rows and not sampled.errors:
+        tokens = [[token] for token in chosen]
+    else:
+        tokens = [[] for _ in range(plan.num_rows)]
+        for index, (row, token) in enumerate(zip(rows, chosen, strict=True)):
+            if index not in sampled.errors:
+                tokens[row] = [token]
+    return StepResult(
+        plan.step_id,
+        tokens,
+        seconds,
+        {rows[index]: [entry] for index, entry in sampled.logprobs.items()},
+        prompts,
+        {rows[index]: error for index, error in sampled.errors.items()},
+    )

@@ -1,0 +1,97 @@
+"""A decoder-only model: an embedding, a list of layers walked once a step, a norm and an output head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foliolm.model.layer import DecoderLayer, LayerKV
+from foliolm.ops.attention import Attention, AttentionLayout
+from foliolm.ops.linear import Linear, PlainLinear
+from foliolm.ops.norm import rms_norm
+from foliolm.ops.rope import make_rotation
+from foliolm.shape.model import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What a forward pass needs.
+
+    Attributes:
+        input_ids: [N] int64.
+        positions: [N] int64, counted from 0 in each request.
+        layouts: one a KV group.
+        rows: [S] int64 indices of the tokens that go to the output head.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    layouts: Sequence[AttentionLayout]
+    rows: Tensor
+
+
+@dataclass(slots=True)
+class DecoderModel:
+    """Weights of a model, on one device in one dtype.
+
+    Attributes:
+        shape: its sizes.
+        embed: [rows, hidden].
+        layers: in order.
+        norm: [hidden].
+        head: to [num_tokens].
+        frequencies, rope_scale: rotary frequencies [D/2] float32, and the factor on cosine and sine.
+        num_tokens: token ids that exist; rows of a padded vocabulary beyond it have no logits.
+        dtype: of weights and activations.
+        device: where it lies.
+    """
+
+    shape: ModelShape
+    embed: Tensor
+    layers: list[DecoderLayer]
+    norm: Tensor
+    head: Linear
+    frequencies: Tensor
+    rope_scale: float
+    num_tokens: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def forward(self, step: StepInput, kv: Sequence[LayerKV], attention: Attention) -> Tensor:
+        """One step of the packed batch; writes the new tokens' keys and values.
+
+        Args:
+            step: the batch.
+            kv: a layer's each, in the layers' order.
+            attention: the device's.
+
+        Returns:
+            [S, hidden] normalised hidden states of ``step.rows``.
+        """
+        rotation = make_rotation(step.positions, self.frequencies, self.rope_scale, self.dtype)
+        x = functional.embedding(step.input_ids, self.embed)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            rows = step.rows if index == last else None
+            x = layer(x, rotation, step.layouts[layer.group], kv[index], attention, rows)
+        return rms_norm(x, self.norm, self.shape.rms_norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, hidden] to [S, num_tokens] float32."""
+        return self.head(hidden).to(torch.float32)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        total = self.embed.nbytes + self.norm.nbytes
+        if not (self.shape.tie_word_embeddings and isinstance(self.head, PlainLinear)):
+            total += self.head.nbytes  # a laid-out head is a copy of its own, tied or not
+        for layer in self.layers:
+            total += layer.input_norm.nbytes + layer.post_norm.nbytes
+            total += layer.qkv.nbytes + layer.o.nbytes + layer.gate_up.nbytes + layer.down.nbytes
+            total += 0 if layer.qk_norm is None else layer.qk_norm.nbytes
+        return total
