@@ -1,5 +1,27 @@
 """FolioLM: an LLM serving engine that keeps its books."""
 
+from typing import TYPE_CHECKING, Any
+
 from foliolm.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from foliolm.api.llm import LLM, CompletionOutput, RequestOutput
+    from foliolm.core.sampling import SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+# Imported when first asked for: most commands need neither torch nor a tokenizer.
+_HOMES = {
+    "LLM": "foliolm.api.llm",
+    "CompletionOutput": "foliolm.api.llm",
+    "RequestOutput": "foliolm.api.llm",
+    "SamplingParams": "foliolm.core.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'foliolm' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

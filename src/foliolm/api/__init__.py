@@ -1,0 +1,1 @@
+"""The OpenAI HTTP layer, and the library's ``LLM``."""

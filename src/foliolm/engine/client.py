@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from foliolm.core.errors import EngineDeadError, FolioError
-from foliolm.core.request import EngineRequest
+from foliolm.core.request import EngineRequest, TokenOutput
 from foliolm.engine.engine import Engine, EngineInfo
 from foliolm.engine.messages import Abort, Add, EngineStats, StepOutputs, decode_from_engine
 from foliolm.engine.process import EngineProcess, EngineSpec
@@ -221,9 +221,20 @@ class ProcessClient:
             if answer is not None and not answer.done():
                 answer.set_exception(failure.error())
         for output in message.outputs():
-            self.router.route(output)
+            self._deliver(output)
         if self.on_step is not None:
             self.on_step(index, message)
+
+    def _deliver(self, output: TokenOutput) -> None:
+        try:
+            self.router.route(output)
+        except Exception as error:
+            # One request's sink must not stop the outputs of everybody else.
+            logger.exception("request %d: its output could not be taken", output.request_id)
+            sink = self.router.sink(output.request_id)
+            self.abort([output.request_id])
+            if sink is not None:
+                sink.on_error(EngineDeadError(f"the output could not be read: {type(error).__name__}: {error}"))
 
     def _watch(self, process: EngineProcess) -> None:
         assert process.child is not None

@@ -77,9 +77,14 @@ class RequestRouter:
         entry = self._sinks.get(output.request_id)
         if entry is None:
             return
+        entry[0].on_output(output)
         if output.finish_reason is not None:
             self.close(output.request_id)
-        entry[0].on_output(output)
+
+    def sink(self, request_id: int) -> OutputSink | None:
+        """Who takes a request's outputs; None where it is unknown."""
+        entry = self._sinks.get(request_id)
+        return None if entry is None else entry[0]
 
     def fail_engine(self, engine: int, error: EngineDeadError) -> None:
         """Every open request of an engine gets the error."""

@@ -44,6 +44,17 @@ class StatsLike(Protocol):
     def prefix_cache_hits(self) -> int: ...  # noqa: D102
 
 
+class OutputsLike(Protocol):
+    """What a turn of an engine's loop gave, as far as metrics need it."""
+
+    @property
+    def stats(self) -> StatsLike: ...  # noqa: D102
+    @property
+    def record(self) -> StepRecord | None: ...  # noqa: D102
+    @property
+    def finished(self) -> Sequence[RequestRecord]: ...  # noqa: D102
+
+
 class Metrics:
     """One registry of a server.
 
@@ -98,6 +109,11 @@ class Metrics:
         self.request_params_n = self._histogram("request_params_n", "The n that requests ask for.", _N)
         for engine in range(num_engines):
             self._create_series(engine)
+
+    def observe_outputs(self, engine: int, outputs: OutputsLike) -> None:
+        """What a turn of an engine's loop gave."""
+        self.observe_step(engine, outputs.stats, outputs.record)
+        self.observe_requests(outputs.finished)
 
     def observe_step(self, engine: int, stats: StatsLike, record: StepRecord | None) -> None:
         """An engine's state after a turn of its loop, and the step that ran in it, if one did."""

@@ -1,0 +1,5 @@
+"""``python -m foliolm``."""
+
+from foliolm.cli.main import main
+
+main()

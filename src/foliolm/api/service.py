@@ -1,0 +1,192 @@
+"""What every handler shares: the model, the engine's client, the metrics, and how a generation begins."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from foliolm.api.choice import Choice
+from foliolm.api.errors import BodyTooLargeError, ModelNotFoundError, ServerDrainingError
+from foliolm.api.generation import Generation
+from foliolm.api.protocol import Body, GenerationBody, parse_body
+from foliolm.api.sampling import check_options
+from foliolm.api.served_model import ServedModel
+from foliolm.core.errors import RequestError
+from foliolm.core.request import EngineRequest
+from foliolm.core.sampling import SamplingParams
+from foliolm.text.stream import TextStream
+
+if TYPE_CHECKING:
+    from foliolm.engine.client import ProcessClient
+    from foliolm.ledger.metrics import Metrics
+
+MAX_CHOICES = 256
+"""Most choices (prompts × n) of one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What stays the same over all parts of one answer.
+
+    Attributes:
+        id: the answer's id, also sent as ``x-request-id``.
+        created: Unix seconds.
+        model: the name that the client asked for, or the model's first.
+    """
+
+    id: str
+    created: int
+    model: str
+
+
+class Service:
+    """The server's state.
+
+    Args:
+        model: what is served.
+        client: the engine's client, started.
+        metrics: of this server.
+        scheduling_policy: ``fcfs`` or ``priority``; a priority is refused where it would do nothing.
+        max_body_bytes: longest request body.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        client: ProcessClient,
+        metrics: Metrics,
+        scheduling_policy: str = "fcfs",
+        max_body_bytes: int = 32 << 20,
+    ) -> None:
+        self.model = model
+        self.client = client
+        self.metrics = metrics
+        self.scheduling_policy = scheduling_policy
+        self.max_body_bytes = max_body_bytes
+        self.draining = False
+        self.open: set[Generation] = set()
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """The request's body, within the limit, as a model.
+
+        Raises:
+            RequestError: too large, or not what ``kind`` says.
+            ServerDrainingError: the server is shutting down.
+        """
+        if self.draining:
+            raise ServerDrainingError("the server is shutting down; try again later")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self.max_body_bytes:
+            raise BodyTooLargeError(f"the body has {declared} bytes; the limit is {self.max_body_bytes}")
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self.max_body_bytes:
+                raise BodyTooLargeError(f"the body has more than {self.max_body_bytes} bytes, which is the limit")
+            parts.append(part)
+        return parse_body(kind, b"".join(parts))
+
+    def answer(self, body: GenerationBody, prefix: str) -> Answer:
+        """The answer's frame.
+
+        Raises:
+            ModelNotFoundError: the body names a model that is not served.
+            RequestError: options contradict each other.
+        """
+        if body.model is not None and body.model not in self.model.names:
+            names = ", ".join(self.model.names)
+            raise ModelNotFoundError(
+                f"model {body.model[:200]!r} is not served here; served: {names}", "model", "model_not_found"
+            )
+        check_options(body)
+        if body.priority and self.scheduling_policy != "priority":
+            raise RequestError(
+                f"priority is {body.priority}; this server schedules by {self.scheduling_policy}, "
+                "start it with --scheduling-policy priority",
+                "priority",
+            )
+        identifier = f"{prefix}-{body.request_id or secrets.token_hex(12)}"
+        return Answer(identifier, int(time.time()), body.model or self.model.name)
+
+    async def generate(
+        self,
+        body: GenerationBody,
+        answer: Answer,
+        prompts: Sequence[list[int]],
+        sampling: SamplingParams,
+        field: str,
+        arrival_ns: int,
+    ) -> Generation:
+        """Begin to generate ``n`` choices a prompt; returns once the engine has taken all of them.
+
+        Raises:
+            RequestError, QueueFullError, EngineDeadError: nothing was begun.
+        """
+        if len(prompts) * sampling.n > MAX_CHOICES:
+            raise RequestError(
+                f"{len(prompts)} prompts with n = {sampling.n} make {len(prompts) * sampling.n} choices; "
+                f"the limit is {MAX_CHOICES} a request",
+                "n",
+            )
+        generation = Generation(self.client)
+        for number, prompt in enumerate(prompts):
+            self.model.check_prompt(prompt, field)
+            room = self.model.room(len(prompt), sampling.max_tokens)
+            fitted = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+            for child in range(sampling.n):
+                request = EngineRequest(
+                    request_id=0,
+                    prompt_token_ids=tuple(prompt),
+                    sampling=fitted.child(child),
+                    eos_token_ids=self.model.eos_token_ids,
+                    arrival_ns=arrival_ns,
+                    priority=body.priority or 0,
+                    label=answer.id if body.user is None else f"{answer.id} user={body.user}",
+                    cache_salt=body.cache_salt,
+                )
+                generation.add(request, self._maker(number * sampling.n + child, prompt, request))
+        self.metrics.observe_params(sampling.n)
+        await generation.start()
+        self.open.add(generation)
+        return generation
+
+    def _maker(
+        self, index: int, prompt: Sequence[int], request: EngineRequest
+    ) -> Callable[[Callable[[], None], Callable[[int], None]], Choice]:
+        def make(notify: Callable[[], None], end: Callable[[int], None]) -> Choice:
+            text = TextStream(self.model.tokenizer, prompt, request.sampling)
+            meter = self.metrics.meter(request.arrival_ns, len(prompt))
+            return Choice(index, prompt, request.sampling, text, notify, end, meter)
+
+        return make
+
+    def release(self, generation: Generation) -> None:
+        """The answer to a generation has been sent, or will never be."""
+        generation.abort()
+        self.open.discard(generation)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, wait until the open ones have ended, and end those that take longer with an error."""
+        self.draining = True
+        deadline = time.monotonic() + timeout_s
+        while self.open and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        for generation in list(self.open):
+            generation.fail(ServerDrainingError("the server shut down before the answer was complete"))
+
+
+def usage_of(generation: Generation) -> dict[str, Any]:
+    """OpenAI's usage object: each prompt is counted once, however many choices it has."""
+    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": min(generation.num_cached_tokens, prompt)},
+    }

@@ -1,0 +1,91 @@
+"""``foliolm serve``."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foliolm.cli.flags import engine_config, with_engine_flags
+from foliolm.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foliolm.api.served_model import ServedModel
+    from foliolm.engine.engine import EngineInfo
+
+
+def _serve(
+    settings: dict[str, Any],
+    model: Annotated[
+        str, typer.Argument(help="Built-in name, Hugging Face repository id, folder or GGUF file.")
+    ] = "smollm2-135m",
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Server")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", rich_help_panel="Server")] = 8000,
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that open requests may take to end after Ctrl-C or SIGTERM.", rich_help_panel="Server"
+        ),
+    ] = 30.0,
+) -> None:
+    """Serve a model over the OpenAI API. What is missing is fetched first.
+
+    Example: foliolm serve smollm2-135m --port 8000 --max-num-seqs 64
+    """
+    # Everything that can be wrong by itself is looked at before a model is fetched or memory is taken.
+    config = engine_config(model, settings)
+    if not 0 <= shutdown_timeout < float("inf"):
+        raise ConfigError(f"--shutdown-timeout is {shutdown_timeout}; it must be 0 seconds or more")
+    from foliolm.api.listener import bind
+
+    signal.signal(signal.SIGTERM, _terminated)
+    listener = bind(host, port)
+    address = f"http://{_url_host(host)}:{listener.getsockname()[1]}"
+    try:
+        from foliolm.api.launch import ServerOptions, run_server
+        from foliolm.weights.store import open_model
+
+        files = open_model(config.model, load_format=config.load_format)
+        options = ServerOptions(shutdown_timeout_s=shutdown_timeout)
+        run_server(config, files, listener, options, _say, lambda served, info: _ready(served, info, address))
+    finally:
+        listener.close()
+    _say("stopped")
+
+
+serve = with_engine_flags(_serve)
+serve.__name__ = "serve"
+
+
+def _terminated(number: int, frame: object) -> None:
+    # While the model is loading; an exception, so that the engine's process and its sockets are cleaned up. Once the
+    # server runs, it has handlers of its own.
+    raise SystemExit(128 + number)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _ready(served: ServedModel, info: EngineInfo, address: str) -> None:
+    for line in info.summary:
+        _say(line)
+    if served.chat_template is None:
+        _say("chat is off: the model has no chat template (--chat-template FILE gives one); /v1/completions works")
+    question = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
+    _say(
+        f"\nready: {served.name} on {address}\n\n"
+        f"  curl -s {address}/v1/chat/completions -H 'content-type: application/json' \\\n"
+        f"    -d '{question}'\n\n"
+        "  from openai import OpenAI\n"
+        f'  client = OpenAI(base_url="{address}/v1", api_key="none")\n'
+        f'  answer = client.chat.completions.create(model="{served.name}",\n'
+        '      messages=[{"role": "user", "content": "What is the capital of France?"}])\n'
+        "  print(answer.choices[0].message.content)\n"
+    )
+
+
+def _url_host(host: str) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{shown}]" if ":" in shown else shown

@@ -1,0 +1,68 @@
+"""A whole server whose model is the fake executor and whose tokens are bytes: ``python -m fake_server SETTINGS``."""
+
+import argparse
+import json
+
+from foliolm.api.app import build_app
+from foliolm.api.listener import bind
+from foliolm.api.served_model import ServedModel
+from foliolm.api.server import serve
+from foliolm.api.service import Service
+from foliolm.engine.client import ProcessClient
+from foliolm.engine.process import EngineSpec
+from foliolm.ledger.metrics import Metrics
+from foliolm.text.byte_alphabet import BYTE_OF
+from foliolm.text.tokenizer import Tokenizer
+
+VOCAB = 256
+
+
+def byte_tokenizer():
+    """Token ids are bytes, and no text has a control token."""
+    spec = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {"type": "BPE", "vocab": dict(BYTE_OF), "merges": []},
+    }
+    return Tokenizer(spec, VOCAB)
+
+
+def served_model(max_model_len):
+    return ServedModel(
+        names=("fake", "alias"),
+        tokenizer=byte_tokenizer(),
+        chat_template=None,
+        sampling_defaults={},
+        eos_token_ids=(),
+        max_model_len=max_model_len,
+        vocab_size=VOCAB,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("settings", type=json.loads)
+    parser.add_argument("--shutdown-timeout", type=float, default=30.0)
+    options = parser.parse_args()
+    listener = bind("127.0.0.1", 0)
+    metrics = Metrics("fake")
+    client = ProcessClient([EngineSpec("fake_engine:build_from", (options.settings,))], on_step=metrics.observe_outputs)
+    client.launch()
+    info = client.wait_ready(print)
+    service = Service(served_model(info.max_model_len), client, metrics)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    serve(
+        build_app(service),
+        service,
+        listener,
+        options.shutdown_timeout,
+        lambda: print(f"ready: fake on {url}", flush=True),
+    )
+
+
+if __name__ == "__main__":
+    main()
