@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 from foliolm.core.errors import ConfigError
-from foliolm.core.plan import LogitsAt, StepPlan
 from foliolm.ledger.accounts import (
     ModelAccount,
     all_reduce_bytes,
@@ -268,17 +267,6 @@ class StepCost:
         return sent + 2 * self.model.num_layers * self.coefficients.collective_s
 
 
-class PlanCost:
-    """A `CostModel`: the step cost of a scheduler's plan."""
-
-    def __init__(self, cost: StepCost) -> None:
-        self.cost = cost
-
-    def seconds(self, plan: StepPlan) -> float:
-        """Predicted seconds of the whole step."""
-        return self.cost.seconds(counts_of_plan(self.cost.model, plan))
-
-
 def step_cost(model: ModelAccount, device: Device, coefficients: Coefficients | None = None) -> StepCost:
     """The step cost of ``model`` on ``device``.
 
@@ -304,29 +292,4 @@ def clamped_contexts(model: ModelAccount, contexts: Sequence[int]) -> tuple[floa
     return tuple(
         float(sum(contexts)) if spec.window is None else float(sum(min(context, spec.window) for context in contexts))
         for spec in model.kv
-    )
-
-
-def counts_of_plan(model: ModelAccount, plan: StepPlan) -> StepCounts:
-    """Count a plan's rows. A row of one new token counts as a decode, wherever it stands.
-
-    The steady decodes cost nothing to count where no layer is windowed: their summed context comes with the plan.
-    """
-    single = [row.context for row in plan.rows if row.num_new_tokens == 1]
-    chunks = tuple((row.num_new_tokens, row.context) for row in plan.rows if row.num_new_tokens > 1)
-    context = [float(plan.decodes.context_tokens + sum(single))] * len(model.kv)
-    if any(spec.window for spec in model.kv):
-        rows = [offset + plan.decodes.tick for offset in plan.decodes.offsets]
-        context = list(clamped_contexts(model, rows + single))
-    return StepCounts(
-        new_tokens=max(plan.padded_tokens, plan.num_tokens),
-        sampled=len(plan.decodes)
-        + sum(
-            row.num_new_tokens if row.logits & LogitsAt.ALL else 1
-            for row in plan.rows
-            if row.logits
-        ),
-        sequences=plan.num_rows,
-        decode_context=tuple(context),
-        prefills=chunks,
     )

@@ -17,9 +17,9 @@ class HostLink:
         bytes_per_s: nominal, one way.
         efficiency: share of it that copies reach. Prior 0.8 (0.75 to 0.9 measured on PCIe).
         copy_s: t_copy, seconds to start one copy. Prior 5 µs, a launch.
-        copies_per_block: copies that move one block; None: one a layer, as where each layer keeps a pool of its own. (With
-            that, blocks of 16 to 64 tokens make swap and recompute cost about the same, as the PagedAttention paper,
-            arXiv 2309.06180, section 7.3, found.) A pool whose blocks span the layers needs 1.
+        copies_per_block: copies that move one block; None: one a layer, as where each layer keeps a pool of its own.
+            (With that, blocks of 16 to 64 tokens make swap and recompute cost about the same, as the PagedAttention
+            paper, arXiv 2309.06180, section 7.3, found.) A pool whose blocks span the layers needs 1.
     """
 
     bytes_per_s: float
@@ -51,8 +51,8 @@ class Running:
 def swap_seconds(model: ModelAccount, tokens: int, link: HostLink, block_size: int, overlap_s: float = 0.0) -> float:
     """Seconds to move a request's blocks out and in again.
 
-    ``2 · (copies · t_copy + bytes / (efficiency · link)) − overlap``: whole blocks, and what of it runs under computation
-    subtracted.
+    ``2 · (copies · t_copy + bytes / (efficiency · link)) − overlap``: whole blocks, and what of it runs under
+    computation subtracted.
     """
     if tokens == 0:
         return 0.0
@@ -104,13 +104,28 @@ def prefill_seconds(cost: StepCost, tokens: int, cached: int = 0, chunk: int | N
     return seconds
 
 
-def break_even_tokens(
-    cost: StepCost, link: HostLink, block_size: int, cached: int, running: Running, longest: int
-) -> int | None:
-    """Smallest length, in tokens, from which swap is never dearer than recompute again, up to ``longest``.
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Where the cheaper treatment changes, in tokens.
 
-    Both grow with the length, recompute faster in the end (attention is quadratic), so the last change of sign is the
-    break-even. None where one of them is cheaper at every length: then there is nothing to decide.
+    Attributes:
+        first: the shortest length at which recompute is cheaper, or None where it never is. Above one block where the
+            first token of a chunk already slows the running decodes down.
+        break_even: the shortest length from which swap is cheaper at every length, or None where one treatment is
+            cheaper at all of them, or recompute at the longest: then nothing is to decide.
+    """
+
+    first: int | None
+    break_even: int | None
+
+
+def turning_points(
+    cost: StepCost, link: HostLink, block_size: int, cached: int, running: Running, longest: int
+) -> Turns:
+    """Find where swap and recompute cost the same, for lengths in whole blocks up to ``longest``.
+
+    Both grow with the length, recompute faster in the end (attention is quadratic). A grid of 49 lengths brackets the
+    changes of sign, bisection finds them.
     """
 
     def swap_wins(blocks: int) -> bool:
@@ -118,14 +133,21 @@ def break_even_tokens(
         swap = swap_seconds(cost.model, tokens, link, block_size)
         return swap <= recompute_seconds(cost, tokens, min(cached, tokens), running)
 
+    def change(low: int, high: int) -> int:
+        """The first of the blocks after ``low`` that agrees with ``high``, which differs from ``low``."""
+        goal = swap_wins(high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if swap_wins(middle) == goal else (middle, high)
+        return high
+
     most = max(1, longest // block_size)
     grid = sorted({max(1, round(math.exp(math.log(most) * i / 48))) for i in range(49)})
-    wins = [swap_wins(blocks) for blocks in grid]
-    if all(wins) or not wins[-1]:
-        return None
-    last_loss = max(i for i, won in enumerate(wins) if not won)
-    low, high = grid[last_loss], grid[last_loss + 1]
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if swap_wins(middle) else (middle, high)
-    return min(high * block_size, longest)
+    losses = [i for i, blocks in enumerate(grid) if not swap_wins(blocks)]
+    if not losses:
+        return Turns(None, None)
+    first = grid[0] if losses[0] == 0 else change(grid[losses[0] - 1], grid[losses[0]])
+    if losses[-1] == len(grid) - 1:
+        return Turns(first * block_size, None)
+    even = change(grid[losses[-1]], grid[losses[-1] + 1])
+    return Turns(first * block_size, min(even * block_size, longest))

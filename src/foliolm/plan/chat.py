@@ -119,12 +119,12 @@ class ChatState:
 def settle(chat: Chat, server: Server, users: int) -> ChatState:
     """The fixed point of concurrency, gap and residency for ``users`` users.
 
-    With ``c`` rows decoding: a decode step takes t(c); prefills take ρ = X · P of the time (X turns a second, P marginal
-    seconds of a mean turn's prefill), so a gap is ``t(c) / (1 − ρ)``; Little's law over decoding, ``c = X · a · gap``,
-    gives ``X = c / (a · t(c) + c · P)``. Time to first token is P, half a step, and the M/D/1 wait
-    ``ρ · P / (2 (1 − ρ))``. The users that keep c rows busy are ``X · (think + ttft + a · gap)``: it only grows with c, so bisection finds it. Idle histories
-    share what the pool has left; for exponential think times under LRU the share that hits equals the share kept
-    (Che's approximation, 2002).
+    With ``c`` rows decoding: a decode step takes t(c); prefills take ρ = X · P of the time (X turns a second, P
+    marginal seconds of a mean turn's prefill), so a gap is ``t(c) / (1 − ρ)``; Little's law over decoding,
+    ``c = X · a · gap``, gives ``X = c / (a · t(c) + c · P)``. Time to first token is P, half a step, and the M/D/1 wait
+    ``ρ · P / (2 (1 − ρ))``. The users that keep c rows busy are ``X · (think + ttft + a · gap)``: it only grows with c,
+    so bisection finds it. Idle histories share what the pool has left; for exponential think times under LRU the share
+    that hits equals the share kept (Che's approximation, 2002).
     """
     most = _most_active(chat, server)
     if most < 1:

@@ -75,7 +75,7 @@ def knee_verdict(knee: int | None, batches: Sequence[int], floor: int, context: 
     if last >= knee:
         return (
             f"The knee is at batch {knee}: from there a bigger batch adds KV traffic almost one for one, and no batch "
-            f"gets below {size(floor)} a token. At {last} KV binds: shorten the context ({context} tokens) or shrink "
+            f"gets below {size(floor)} a token. At {last} KV binds: shorten the context ({count(context)} tokens) or shrink "
             "KV."
         )
     return (

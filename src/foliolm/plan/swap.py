@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foliolm.core.errors import ConfigError
-from foliolm.ledger.treatments import HostLink, Running, break_even_tokens, recompute_seconds, swap_seconds
+from foliolm.ledger.treatments import HostLink, Running, Turns, recompute_seconds, swap_seconds, turning_points
 from foliolm.plan.checks import MOST_ROWS, real, whole
 from foliolm.plan.report import Report, Table, count, rows, sentences, size, span
 from foliolm.plan.setting import Setting
@@ -52,12 +52,12 @@ def plan_swap(
     whole("max_num_batched_tokens", running.max_num_batched_tokens)
     device, cost = setting.need_device(), setting.cost
     recompute = recompute_seconds(cost, tokens, cached_tokens, running)
-    swap = even = None
+    swap, turns = None, Turns(None, None)
     if device.host_link is not None:
         link = HostLink(device.host_link, setting.coefficients.link, copy_s, copies_per_block)
         swap = swap_seconds(cost.model, tokens, link, setting.block_size, overlap_s)
         longest = max(tokens, setting.shape.max_position_embeddings)
-        even = break_even_tokens(cost, link, setting.block_size, cached_tokens, running, longest)
+        turns = turning_points(cost, link, setting.block_size, cached_tokens, running, longest)
     choose = choose_treatment(swap, recompute, ttft_target_s)
     numbers: dict[str, Any] = {
         "model": setting.shape.name,
@@ -67,17 +67,17 @@ def plan_swap(
         "swap_s": swap,
         "recompute_s": recompute,
         "choose": choose,
-        "break_even_tokens": even,
+        "break_even_tokens": turns.break_even,
     }
     verdict = sentences(
         choice_verdict(swap, recompute, choose, tokens, ttft_target_s),
-        break_even_verdict(even, swap, recompute),
+        turns_verdict(turns, swap, setting.block_size),
     )
     pairs = [
         ("KV to move", size(tokens * cost.model.kv_bytes_per_token)),
         ("swap, out and in", "no host link" if swap is None else span(swap)),
         ("recompute, marginal", span(recompute)),
-        ("break-even", "-" if even is None else f"{count(even)} tokens"),
+        ("break-even", "-" if turns.break_even is None else f"{count(turns.break_even)} tokens"),
         ("choose", choose),
     ]
     title = f"{count(tokens)} tokens of {setting.shape.name} on {device.id}, {running.batch} decodes running"
@@ -119,16 +119,18 @@ def choice_verdict(
     )
 
 
-def break_even_verdict(even: int | None, swap_s: float | None, recompute_s: float) -> str | None:
+def turns_verdict(turns: Turns, swap_s: float | None, block_size: int) -> str | None:
     """From which length the choice turns."""
     if swap_s is None:
         return None
-    if even is None:
-        cheaper = "swap" if swap_s <= recompute_s else "recompute"
-        return f"There is no break-even: {cheaper} is cheaper at every length the model takes."
+    if turns.first is None:
+        return "Swap is cheaper at every length: the link is fast beside the device's arithmetic."
+    start = "Short contexts favour recompute"
+    if turns.first > block_size:
+        start = f"From {count(turns.first)} tokens recompute is cheaper"
+    if turns.break_even is None:
+        return f"{start}, up to the longest that the model takes."
     return (
-        f"The break-even is at {count(even)} tokens: short contexts favour recompute, whose chunks run beside decodes "
-        "that "
-        "read the weights anyway; from there on swap is cheaper at every length, since attention grows with its "
-        "square."
+        f"{start}, whose chunks run beside decodes that read the weights anyway; long ones, from "
+        f"{count(turns.break_even)} tokens, favour swap, since attention grows with the square of the length."
     )

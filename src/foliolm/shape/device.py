@@ -91,11 +91,10 @@ class Device:
     def flops(self, compute: str = "bf16") -> float:
         """Peak operations a second in ``bf16``, ``fp8``, ``int8`` or ``fp32``.
 
-        A type that the device does not have (or whose rate is not known) runs as 16-bit; 16-bit as float32 where that
-        alone is known.
+        A type that the device does not have (or whose rate is not known) runs as 16-bit, and 16-bit as float32 where
+        that is faster: a CPU without 16-bit arithmetic widens first.
         """
-        sixteen = self.bf16_tflops_dense or self.fp16_tflops_dense or self.fp32_tflops
-        assert sixteen is not None
+        sixteen = max(self.bf16_tflops_dense or self.fp16_tflops_dense or 0.0, self.fp32_tflops or 0.0)
         rate = {
             "bf16": sixteen,
             "fp8": self.fp8_tflops_dense or sixteen,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from foliolm.core.errors import ConfigError
@@ -157,6 +156,8 @@ def _known(name: str) -> bool:
 
 def unknown(what: str, value: str, known: list[str]) -> str:
     """A sentence for a name that is not known, with the nearest that is."""
+    import difflib  # only needed to word an error
+
     near = difflib.get_close_matches(value.lower(), known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
     return f"{what} {value!r} is not known{hint}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import dataclass
 from functools import lru_cache
@@ -132,6 +131,8 @@ def _data(name: str) -> Any:
 
 
 def _no_such(what: str, name: str, known: dict[str, Any]) -> str:
+    import difflib  # only needed to word an error
+
     near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
     if near:
         return f"{what} {name!r} is not a preset and not a file; did you mean {' or '.join(near)}?"

@@ -1,0 +1,39 @@
+"""The step cost of a scheduler's plan: its rows counted, then priced."""
+
+from __future__ import annotations
+
+from foliolm.core.plan import LogitsAt, StepPlan
+from foliolm.ledger.accounts import ModelAccount
+from foliolm.ledger.step_cost import StepCost, StepCounts, clamped_contexts
+
+
+class PlanCost:
+    """A `CostModel`: the step cost of a scheduler's plan."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self.cost = cost
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds of the whole step."""
+        return self.cost.seconds(counts_of_plan(self.cost.model, plan))
+
+
+def counts_of_plan(model: ModelAccount, plan: StepPlan) -> StepCounts:
+    """Count a plan's rows. A row of one new token counts as a decode, wherever it stands.
+
+    The steady decodes cost nothing to count where no layer is windowed: their summed context comes with the plan.
+    """
+    single = [row.context for row in plan.rows if row.num_new_tokens == 1]
+    chunks = tuple((row.num_new_tokens, row.context) for row in plan.rows if row.num_new_tokens > 1)
+    context = [float(plan.decodes.context_tokens + sum(single))] * len(model.kv)
+    if any(spec.window for spec in model.kv):
+        rows = [offset + plan.decodes.tick for offset in plan.decodes.offsets]
+        context = list(clamped_contexts(model, rows + single))
+    return StepCounts(
+        new_tokens=max(plan.padded_tokens, plan.num_tokens),
+        sampled=len(plan.decodes)
+        + sum(row.num_new_tokens if row.logits & LogitsAt.ALL else 1 for row in plan.rows if row.logits),
+        sequences=plan.num_rows,
+        decode_context=tuple(context),
+        prefills=chunks,
+    )
