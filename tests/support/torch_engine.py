@@ -1,0 +1,121 @@
+"""The real scheduler over the real executor, step by step and without processes or clocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foliolm.core.plan import StepPlan
+from foliolm.core.request import EngineRequest, FinishReason, TokenLogprobs
+from foliolm.core.resolve import SchedulerConfig
+from foliolm.core.result import StepResult
+from foliolm.core.sampling import SamplingParams
+from foliolm.executor.torch.executor import TorchExecutor
+from foliolm.kv import KVManager
+from foliolm.model.decoder import DecoderModel
+from foliolm.scheduler import Scheduler
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8)
+
+
+@dataclass
+class Generated:
+    """What came of a request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    finish: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass
+class Run:
+    """A finished run.
+
+    Attributes:
+        by_id: what came of each request.
+        plans, results: of every step that ran.
+        preemptions: how many there were.
+        executor: closed, but to be looked at.
+    """
+
+    by_id: dict[int, Generated]
+    plans: list[StepPlan]
+    results: list[StepResult]
+    preemptions: int
+    executor: TorchExecutor
+
+
+def request(rid: int, prompt: Sequence[int], eos: tuple[int, ...] = (), **sampling) -> EngineRequest:
+    """A greedy request, unless ``sampling`` says otherwise."""
+    params = SamplingParams(**{"temperature": 0.0, "ignore_eos": not eos, "max_tokens": 8, **sampling})
+    return EngineRequest(rid, tuple(prompt), params, eos, arrival_ns=rid)
+
+
+def generate(
+    model: DecoderModel,
+    requests: Sequence[EngineRequest],
+    *,
+    chunk: int = 64,
+    block_size: int = 16,
+    num_blocks: int = 200,
+    depth: int = 0,
+    seed: int | None = None,
+    max_num_seqs: int | None = None,
+    max_model_len: int = 400,
+) -> Run:
+    """Run requests that arrive together to their ends.
+
+    Args:
+        model: the weights.
+        requests: what to run.
+        chunk: tokens a step beyond one for every running request.
+        block_size, num_blocks: of the KV pool, the null block included; a small pool makes preemptions.
+        depth: steps in flight while the next is planned.
+        seed: the engine's.
+        max_num_seqs: most requests in a step; None: all.
+        max_model_len: as the flag.
+    """
+    seqs = max_num_seqs or len(requests)
+    config = SchedulerConfig(
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=chunk + seqs - 1,
+        max_num_seqs=seqs,
+        long_prefill_token_threshold=1 << 30,
+        short_prompt_share=0.0,
+    )
+    executor = TorchExecutor(model, num_blocks=num_blocks, block_size=block_size, depth=depth, seed=seed)
+    scheduler = Scheduler(config, KVManager(executor.kv.specs, num_blocks, block_size))
+    for each in requests:
+        scheduler.add(each, 0)
+    run = Run({each.request_id: Generated() for each in requests}, [], [], 0, executor)
+    flights: deque = deque()
+    for now in range(1, 100_000):
+        if not scheduler.has_work and not flights:
+            break
+        plan = scheduler.schedule(now)
+        if plan.num_rows:
+            run.plans.append(plan)
+            flights.append((plan, executor.submit(plan)))
+        if flights and (len(flights) > depth or not plan.num_rows):
+            oldest, handle = flights.popleft()
+            result = handle.wait()
+            run.results.append(result)
+            for output in scheduler.commit(oldest, result, now):
+                _take(run.by_id[output.request_id], output)
+        assert scheduler.problems() == []
+    run.preemptions = scheduler.stats().num_preemptions
+    executor.close()
+    return run
+
+
+def _take(into: Generated, output) -> None:
+    into.tokens.extend(output.token_ids)
+    into.logprobs.extend(output.logprobs)
+    into.prompt_logprobs.extend(output.prompt_logprobs)
+    into.finish = output.finish_reason or into.finish
+    into.error = output.error or into.error
