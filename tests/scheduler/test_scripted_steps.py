@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from foliolm.core.plan import Closed, DecisionKind, LogitsAt
+from foliolm.scheduler import ALL_DECODES
 from support.script import Driver, make_scheduler, request
 
 
@@ -260,3 +261,24 @@ def test_context_tokens_is_the_sum_of_contexts():
         plan = driver.step()
         decodes = list(plan.all_rows())[: len(plan.decodes)]
         assert plan.decodes.context_tokens == sum(row.context for row in decodes)
+
+
+def test_a_fence_that_will_give_the_blocks_spares_a_second_victim():
+    # Three requests of two blocks and a pool of six: all cross at once, nothing is free, and a step is in flight.
+    driver = Driver(make_scheduler(num_blocks=7, max_model_len=24), depth=1)
+    for rid in (1, 2, 3):
+        driver.scheduler.add(request(rid, prompt=8, output=6), 0)
+    driver.step()
+    plan = driver.step()
+    assert plan.num_rows == 0
+    assert [(d.kind, d.request_id, d.reason) for d in plan.decisions] == [
+        (DecisionKind.PREEMPT, 3, "recompute"),
+        (DecisionKind.SKIP, ALL_DECODES, "fence"),
+    ]
+    plan = driver.step()
+    assert rows(plan) == [(1, 8, 1, True), (2, 8, 1, True)]
+    assert plan.preempted == (3,)
+    assert driver.scheduler.stats().num_preemptions == 1
+    assert driver.scheduler.stats().recomputed_tokens == 8
+    driver.run()
+    assert [len(driver.outputs[rid]) for rid in (1, 2, 3)] == [6, 6, 6]

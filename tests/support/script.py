@@ -73,11 +73,27 @@ class Driver:
         self.now += 1
         plan = self.scheduler.schedule(self.now)
         self.plans.append(plan)
+        self.check_admissions(plan)
         if plan.num_rows:
             self.flights.append(plan)
         if self.flights and (len(self.flights) > self.depth or not plan.num_rows):
             self.commit()
         return plan
+
+    def check_admissions(self, plan: StepPlan) -> None:
+        """Who enters, or comes back, brings exactly the tokens that its rows then compute."""
+        rows = {row.request_id: row for row in plan.rows}
+        for note in plan.admissions:
+            rid, prompt = note.request_id, note.num_prompt_tokens
+            row = rows[rid]
+            assert row.whole_table
+            assert row.context == 0
+            if self.virtual:
+                continue
+            generated = [token_for(rid, position) for position in range(prompt, len(note.token_ids))]
+            assert list(note.token_ids[prompt:]) == generated
+            if row.logits & LogitsAt.LAST:
+                assert row.num_new_tokens == len(note.token_ids), "it would compute a token that is not known yet"
 
     def commit(self) -> None:
         plan = self.flights.popleft()
