@@ -1,4 +1,4 @@
-"""GGUF tensors: types, values, names, the order of Q's and K's rows, against the gguf package and the original weights."""
+"""GGUF tensors: types, values, names, row order, against the gguf package and the original weights."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,12 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
-from support.tiny_files import add_value, embedded_model, gguf_name, state, write_gguf
-from support.tiny_models import reference
 
 from foliolm.weights.checkpoint import open_path
 from foliolm.weights.gguf_header import read_header
 from foliolm.weights.gguf_types import TYPES
+from support.tiny_files import add_value, embedded_model, gguf_name, state, write_gguf
+from support.tiny_models import reference
 
 K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 

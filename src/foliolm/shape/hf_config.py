@@ -155,7 +155,7 @@ def _qwen_moe(fields: Fields, name: str, family: str) -> ModelShape:
         raise fields.error("mlp_only_layers", "a list of dense layers is not supported; only an empty one is")
     shared = fields.integer("shared_expert_intermediate_size", default=0, least=0)
     moe = MoEShape(
-        num_experts=fields.integer("num_experts"),
+        num_experts=fields.integer("num_local_experts" if "num_local_experts" in fields.values else "num_experts"),
         experts_per_token=fields.integer("num_experts_per_tok"),
         intermediate_size=fields.integer("moe_intermediate_size"),
         num_shared_experts=1 if shared else 0,
@@ -257,9 +257,9 @@ def _only_silu(fields: Fields) -> None:
 
 def _qwen_window(fields: Fields) -> tuple[int | None, tuple[int, ...]]:
     """Qwen writes a window into every config, and a flag beside it that says whether it is used at all."""
-    window = fields.optional_integer("sliding_window")
-    if window is None or not fields.flag("use_sliding_window", default=False):
+    if not fields.flag("use_sliding_window", default=False) or fields.get("sliding_window") is None:
         return None, ()
+    window = fields.integer("sliding_window")
     first = fields.integer("max_window_layers", default=28, least=0)
     layers = _sliding_layers(fields, lambda layer: layer >= first)
     return (window, layers) if layers else (None, ())
