@@ -113,12 +113,13 @@ class TorchExecutor:
         setting that does not fit in memory fails now. No request may be live: blocks from 1 on are written.
         """
         began = time.perf_counter()
-        room = (self.kv.num_blocks - 1) * self.kv.block_size
-        tokens = min(max_num_batched_tokens, room)
-        lengths = [max_model_len] * (tokens // max_model_len)
-        if tokens % max_model_len:
-            lengths.append(tokens % max_model_len)
-        self._time_prompts([self._fit(length) for length in lengths])
+        free, left, lengths = self.kv.num_blocks - 1, max_num_batched_tokens, []
+        while free and left:
+            length = min(max_model_len, left, free * self.kv.block_size)
+            lengths.append(length)
+            left -= length
+            free -= -(-length // self.kv.block_size)
+        self._time_prompts(lengths)
         self._time_decodes(min(max_num_seqs, WARM_UP_SEQS, self.kv.num_blocks - 1))
         return time.perf_counter() - began
 
@@ -128,9 +129,6 @@ class TorchExecutor:
             return self._runner.run(plan, max(submitted, self._ended))
         finally:
             self._ended = time.perf_counter()
-
-    def _fit(self, length: int) -> int:
-        return max(1, min(length, (self.kv.num_blocks - 1) * self.kv.block_size))
 
     def _time_prompts(self, lengths: list[int]) -> float:
         """Seconds of one step with whole prompts of these lengths."""
