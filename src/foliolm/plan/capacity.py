@@ -101,8 +101,7 @@ def binds_verdict(numbers: dict[str, Any], memory: Memory, setting: Setting) -> 
     if numbers["binds"] == "sequences":
         return (
             f"The cap on sequences binds: the pool of {count(numbers['tokens'])} tokens would hold more than {held}; "
-            "raise "
-            f"max_num_seqs, or let the sequences grow."
+            "raise max_num_seqs, or let the sequences grow."
         )
     lever = _kv_lever(setting)
     return f"KV binds: {size(memory.kv_pool)} of pool is {count(numbers['tokens'])} tokens, {held}.{lever}"
@@ -140,8 +139,7 @@ def utilization_verdict(options: MemoryOptions) -> str | None:
         return None
     return (
         f"A utilisation of {used:g} leaves next to nothing for driver context, communication buffers and "
-        "fragmentation: "
-        f"stay at 0.95 or below."
+        "fragmentation: stay at 0.95 or below."
     )
 
 

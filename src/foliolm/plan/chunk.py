@@ -118,8 +118,7 @@ def ttft_cost_verdict(cost_s: float, whole_s: float) -> str:
         return "Chunking costs the prompt itself nothing at this rate."
     return (
         f"Chunking delays the prompt's own first token by {span(cost_s)} ({share(cost_s / whole_s)} of prefilling it "
-        "whole "
-        f"and alone): it buys bounded gaps, not throughput."
+        "whole and alone): it buys bounded gaps, not throughput."
     )
 
 
@@ -160,8 +159,7 @@ def _report(
         numbers["queue_token_cap"] = math.floor(ttft_target_s * rate + 1e-9)
         queue = (
             f"To keep TTFT under {span(ttft_target_s)}, at most {count(numbers['queue_token_cap'])} prompt tokens may "
-            "queue; "
-            f"refuse what comes beyond with Retry-After."
+            "queue; refuse what comes beyond with Retry-After."
         )
     verdict = sentences(
         gap_verdict(worst, gaps, chunk, largest, itl_target_s), ttft_cost_verdict(chunked_s - whole_s, whole_s), queue

@@ -103,19 +103,17 @@ def decode_verdict(bandwidth_share: float, device: str, batch: int) -> str:
     if bandwidth_share > 1.0:
         return (
             f"Decode would have read {share(bandwidth_share)} of {device}'s bandwidth, which cannot be: the model, its "
-            f"number format or the device differs from the one measured."
+            "number format or the device differs from the one measured."
         )
     if bandwidth_share >= 0.6:
         return (
             f"Decode ran at {share(bandwidth_share)} of {device}'s bandwidth: memory sets the pace; read less (smaller "
-            f"weights or KV), or serve more requests a step."
+            "weights or KV), or serve more requests a step."
         )
     return (
-        f"Decode ran at {in_words(bandwidth_share)} of {device}'s bandwidth ({share(bandwidth_share)}), so memory "
-        "does not "
-        "set the pace: host overhead between kernels does, most likely. Capture the step as a graph or plan the next "
-        "step "
-        f"while one runs{'' if batch > 1 else '; a bigger batch costs next to nothing here'}."
+        f"Decode ran at {in_words(bandwidth_share)} of {device}'s bandwidth ({share(bandwidth_share)}), so memory does "
+        "not set the pace: host overhead between kernels does, most likely. Capture the step as a graph or plan the "
+        f"next step while one runs{'' if batch > 1 else '; a bigger batch costs next to nothing here'}."
     )
 
 
@@ -124,8 +122,7 @@ def prefill_verdict(flops_share: float, device: str) -> str:
     if flops_share > 1.0:
         return (
             f"Prefill would have computed at {share(flops_share)} of {device}'s peak, which cannot be: part of the "
-            "prompt was "
-            f"cached, or the model or device differs from the one measured."
+            "prompt was cached, or the model or device differs from the one measured."
         )
     if flops_share >= 0.4:
         return f"Prefill ran at {share(flops_share)} of its peak FLOP/s: compute binds it; only fewer tokens help."

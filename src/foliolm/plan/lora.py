@@ -98,13 +98,11 @@ def binds_verdict(numbers: dict[str, Any]) -> str:
     if numbers["binds"] == "kv":
         return (
             f"The adapters fit in {size(adapters)} while KV binds: it takes {size(kv)}, {kv / adapters:.3g} times as "
-            "much; "
-            f"shorten the context or shrink KV before dropping adapters."
+            "much; shorten the context or shrink KV before dropping adapters."
         )
     return (
         f"The adapters bind: they take {size(adapters)}, {adapters / max(1, kv):.3g} times the KV's {size(kv)}; keep "
-        "fewer "
-        f"on the device, or lower the rank."
+        "fewer on the device, or lower the rank."
     )
 
 
@@ -123,6 +121,5 @@ def step_verdict(numbers: dict[str, Any]) -> str:
     return (
         f"A step whose {numbers['batch']} rows use {numbers['distinct']} adapters reads "
         f"{size(numbers['adapter_bytes_per_step'])} of them ({share(numbers['step_bytes_share'])} of the weights) and "
-        "adds "
-        f"{share(numbers['flops_share'])} to the FLOPs: a greater loss than that is overhead, not arithmetic."
+        f"adds {share(numbers['flops_share'])} to the FLOPs: a greater loss than that is overhead, not arithmetic."
     )

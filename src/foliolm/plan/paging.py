@@ -74,8 +74,7 @@ def reservation_verdict(reserved: int, paged: int, used: int) -> str:
     if reserved <= paged:
         return (
             f"Reserving whole wastes {count(reserved)} tokens, paging {count(paged)}: with lengths this equal paging "
-            "gains "
-            f"nothing here (it still lets sequences share and be preempted)."
+            "gains nothing here (it still lets sequences share and be preempted)."
         )
     ratio = (used + reserved) / (used + paged)
     return (
@@ -92,8 +91,8 @@ def page_size_verdict(lengths: Sequence[int], block_size: int) -> str | None:
     now, half = _paged(lengths, block_size), _paged(lengths, max(1, block_size // 2))
     return (
         f"Blocks half as big would leave {count(half['unused_tokens'])} unused instead of "
-        f"{count(now['unused_tokens'])}, "
-        f"for {count(half['table_entries'])} table entries and allocations instead of {count(now['table_entries'])}."
+        f"{count(now['unused_tokens'])}, for {count(half['table_entries'])} table entries and allocations instead of "
+        f"{count(now['table_entries'])}."
     )
 
 
@@ -105,13 +104,11 @@ def prefix_verdict(prefix: dict[str, int] | None, block_size: int) -> str | None
     if hit == 0:
         return (
             f"A prefix of {common} common tokens never hits: the shortest that can is one block of {block_size}, with "
-            "a "
-            f"token left to compute."
+            "a token left to compute."
         )
     return (
-        f"Prompts that agree in their first {common} tokens hit in {hit} (whole blocks of {block_size}); all after "
-        "the first "
-        f"difference is computed again, even where the text is equal: put what changes last."
+        f"Prompts that agree in their first {common} tokens hit in {hit} (whole blocks of {block_size}); all after the "
+        "first difference is computed again, even where the text is equal: put what changes last."
     )
 
 

@@ -75,13 +75,12 @@ def knee_verdict(knee: int | None, batches: Sequence[int], floor: int, context: 
     if last >= knee:
         return (
             f"The knee is at batch {knee}: from there a bigger batch adds KV traffic almost one for one, and no batch "
-            f"gets below {size(floor)} a token. At {last} KV binds: shorten the context ({count(context)} tokens) or shrink "
-            "KV."
+            f"gets below {size(floor)} a token. At {last} KV binds: shorten the context ({count(context)} tokens) or "
+            "shrink KV."
         )
     return (
         f"The knee is at batch {knee}; at {last} weights still bind: a bigger batch, or smaller weights, cuts the "
-        "bytes "
-        f"a token (the floor is {size(floor)})."
+        f"bytes a token (the floor is {size(floor)})."
     )
 
 

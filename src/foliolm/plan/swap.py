@@ -101,21 +101,19 @@ def choice_verdict(
         best = recompute_s if swap_s is None else min(swap_s, recompute_s)
         assert ttft_target_s is not None
         return (
-            f"Refuse or degrade: the cheapest treatment takes {span(best)}, over the {span(ttft_target_s)} that may "
-            "be spent; "
-            f"admit less, so that {count(tokens)} tokens need not be preempted."
+            f"Refuse or degrade: the cheapest treatment takes {span(best)}, over the {span(ttft_target_s)} that may be "
+            f"spent; admit less, so that {count(tokens)} tokens need not be preempted."
         )
     if swap_s is None:
         return f"Recompute, for {span(recompute_s)}: the device has no host link to swap over."
     if choose == "swap":
         return (
             f"Swap: moving {count(tokens)} tokens out and in takes {span(swap_s)}, computing them again beside what "
-            "runs "
-            f"{span(recompute_s)}."
+            f"runs {span(recompute_s)}."
         )
     return (
         f"Recompute: {count(tokens)} tokens cost {span(recompute_s)} beside what runs, less than the {span(swap_s)} of "
-        f"moving them out and in."
+        "moving them out and in."
     )
 
 

@@ -53,18 +53,23 @@ def _memory_rates(place: torch.device, num_bytes: int, repeats: int) -> tuple[fl
 
 
 def _matmul_rate(place: torch.device, dtype: torch.dtype, repeats: int) -> float:
-    """Operations a second of square matrix products that take long enough to be timed."""
-    side = MATMUL_SIDE if place.type == "cpu" else 8 * MATMUL_SIDE
-    a = torch.ones(side, side, device=place).to(dtype)
-    b = torch.ones(side, side, device=place).to(dtype)
-    once = _best(place, 1, lambda: torch.mm(a, b))
-    runs = max(1, min(200, int(MATMUL_SECONDS / max(once, 1e-6))))
+    """Operations a second of square matrix products, as large as the device multiplies in a fraction of a second.
+
+    A number type that the device has no arithmetic for may be a thousand times slower than another, so the side grows
+    from a small one.
+    """
+    side, once, a = MATMUL_SIDE // 4, 0.0, torch.ones(1, 1)
+    while once < MATMUL_SECONDS / 8 and side < (16 if place.type == "cuda" else 2) * MATMUL_SIDE:
+        side *= 2
+        a = torch.ones(side, side, device=place).to(dtype)
+        once = _best(place, 1, lambda a=a: torch.mm(a, a))  # type: ignore[misc]
+    runs = max(1, int(MATMUL_SECONDS / once))
 
     def many() -> None:
         for _ in range(runs):
-            torch.mm(a, b)
+            torch.mm(a, a)
 
-    return 2.0 * side**3 * runs / _best(place, repeats if once < 2 * MATMUL_SECONDS else 1, many)
+    return 2.0 * side**3 * runs / _best(place, repeats, many)
 
 
 def _best(place: torch.device, repeats: int, work: Callable[[], object]) -> float:
