@@ -8,7 +8,8 @@ from foliolm.core.config import EngineConfig
 from foliolm.core.errors import ConfigError
 from foliolm.core.resolve import resolve_limits, resolve_scheduler
 from foliolm.ledger.accounts import account
-from foliolm.ledger.step_cost import Coefficients, PlanCost, step_cost
+from foliolm.ledger.plan_cost import PlanCost
+from foliolm.ledger.step_cost import Coefficients, step_cost
 from foliolm.shape.presets import device_preset, model_preset
 from support.script import make_scheduler, request
 from support.virtual import run_virtual
