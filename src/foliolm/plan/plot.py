@@ -51,7 +51,7 @@ def plot_read(path: Path, setting: Setting, report: Report, batches: Sequence[in
 def _draw(axes: Any, setting: Setting, report: Report, batches: Sequence[int]) -> None:
     model, numbers = setting.account, report.numbers
     context, knee, fits = numbers["context"], numbers["knee_batch"], numbers.get("sequences_that_fit")
-    last = max(max(batches), 4 * (knee or 1), 64)
+    last = max(2 * max(batches), 4 * (knee or 1), 64)
     curve = sorted({max(1, round(last ** (i / 160))) for i in range(161)} | set(batches))
     weights = [weight_bytes_per_step(model, b) / b for b in curve]
     floor = kv_bytes_of_context(model, context)
@@ -75,16 +75,16 @@ def _draw(axes: Any, setting: Setting, report: Report, batches: Sequence[int]) -
     _label_lines(axes, curve, weights, floor, context)
     if knee is not None:
         axes.axvline(knee, color=_KNEE, linewidth=1.2)
-        _note(axes, knee, f"knee: batch {knee}", _KNEE, 0.97)
+        _note(axes, knee, f"knee: batch {knee}", _KNEE, 0.97, left=knee > 8)
     if fits is not None and 1 <= fits <= last:
         axes.axvline(fits, color=_INK, linewidth=1.2, linestyle=(0, (2, 2)))
-        _note(axes, fits, f"{numbers['device']} is full: {fits}", _INK, 0.90)
+        _note(axes, fits, f"{numbers['device']} is full: {fits}", _INK, 0.90, left=fits > last / 2)
     _axes_texts(axes, setting, context)
 
 
 def _label_lines(axes: Any, curve: Sequence[int], weights: Sequence[float], floor: float, context: int) -> None:
     """Name the lines beside them, where the eye is, instead of in a box."""
-    middle = len(curve) // 3
+    middle = next(i for i, batch in enumerate(curve) if batch >= (curve[-1] ** 0.3))
     axes.annotate(
         "weights / batch",
         (curve[middle], weights[middle]),
@@ -105,17 +105,19 @@ def _label_lines(axes: Any, curve: Sequence[int], weights: Sequence[float], floo
         )
 
 
-def _note(axes: Any, x: float, text: str, color: str, height: float) -> None:
+def _note(axes: Any, x: float, text: str, color: str, height: float, left: bool) -> None:
     axes.annotate(
         text,
         (x, height),
-        (5, 0),
+        (-5 if left else 5, 0),
         xycoords=("data", "axes fraction"),
         textcoords="offset points",
         color=color,
         fontsize=9,
+        ha="right" if left else "left",
         va="top",
         bbox=_BACK,
+        zorder=7,
     )
 
 
