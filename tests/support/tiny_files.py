@@ -56,10 +56,9 @@ def save_folder(model: Any, folder: Path, num_tokens: int | None = None, **save_
 
 
 def character_tokens(count: int) -> list[str]:
-    """Tokens of a byte-level vocabulary without merges: an end token, then printable characters, then names."""
-    characters = [character for character in BYTE_OF if ord(character) < 0x180][: max(0, count - 1)]
-    fill = [f"[PAD{number}]" for number in range(count - 1 - len(characters))]
-    return ["<|end|>", *characters, *fill][:count]
+    """Tokens of a byte-level vocabulary: an end token, one merge, then the byte alphabet as far as it goes."""
+    fill = [f"[PAD{number}]" for number in range(count)]
+    return ["<|end|>", "ab", *BYTE_OF, *fill][:count]
 
 
 def character_tokenizer(count: int) -> dict[str, Any]:
@@ -76,7 +75,7 @@ def character_tokenizer(count: int) -> dict[str, Any]:
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        "model": {"type": "BPE", "vocab": vocab, "merges": ["a b"]},
     }
 
 
@@ -99,7 +98,7 @@ def write_gguf(
         path: of the file; with ``split_tensors`` the stem of the parts' names.
         quantised: type of the matrices; vectors stay F32.
         split_tensors: most tensors a file, 0 for one file.
-        tokens: of a byte-level tokenizer without merges; None: ``character_tokens`` for all rows.
+        tokens: of a byte-level tokenizer; None: ``character_tokens`` for all rows.
         metadata: more keys, or None to leave one out.
         rope_freqs: written as ``rope_freqs.weight``.
     """
