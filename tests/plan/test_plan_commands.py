@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from foliolm.cli.plan import COMMANDS, build_app
-from support.plan_cli import plan, plan_text
+from foliolm.shape.probed import cache_home
+from support.plan_cli import plan, plan_text, refusal
 
 QWEN, H100 = ("--model", "qwen3-8b"), ("--device", "h100-sxm")
 CALLS = {
@@ -106,3 +107,19 @@ def test_the_picture_names_knee_floor_and_pool(tmp_path, monkeypatch):
         assert {curve[row["batch"]] for curve in curves} == {row["weight_bytes"], row["total_bytes"]}
     monkeypatch.undo()
     pyplot.close(drawn[0])
+
+
+def test_a_gguf_file_is_planned_from_its_header():
+    files = sorted((cache_home() / "models" / "smollm2-135m").glob("*.gguf"))
+    if not files:
+        pytest.skip("the embedded model was not pulled")
+    numbers = plan("capacity", "--model", files[0], "--device", "cpu-cloud-2vcpu", "--context", 2048)
+    # 106,168,320 values of Q4_1, 28,311,552 of Q8_0 (embedding and head, tied), 35,136 of float32.
+    assert numbers["weights_bytes"] == 106_168_320 * 20 // 32 + 28_311_552 * 34 // 32 + 35_136 * 4
+    assert numbers["kv_bytes_per_token"] == 30 * 2 * 3 * 64 * 2
+
+
+def test_a_damaged_gguf_file_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(8))
+    assert "is truncated" in refusal("read", "--model", path)
