@@ -21,6 +21,7 @@ class StopStrings:
         self._include = include
         self._min_tokens = min_tokens
         self._longest = max(map(len, self._stops), default=0)
+        self._beginnings = frozenset(stop[:length] for stop in self._stops for length in range(1, len(stop)))
         self._held = ""
         self.found: str | None = None
 
@@ -64,7 +65,6 @@ class StopStrings:
     def _undecided(self, text: str) -> int:
         """Length of the longest end of the text that a stop string could begin with."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
-            end = text[-length:]
-            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
+            if text[-length:] in self._beginnings:
                 return length
         return 0

