@@ -59,7 +59,7 @@ def run_server(
     names = config.served_model_name or (config.model,)
     metrics = Metrics(names[0])
     client = ProcessClient(
-        [EngineSpec(factory, (replace(config, model=str(files.source)) if files.format != "dummy" else config,))],
+        [EngineSpec(factory, (config,))],
         on_step=metrics.observe_outputs,
     )
     client.launch()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foliolm.api.choice import Choice, Delta
 from foliolm.api.served_model import ServedModel
@@ -17,8 +17,12 @@ from foliolm.core.errors import EngineDeadError, QueueFullError, RequestError
 from foliolm.core.request import EngineRequest, FinishReason, RequestStamps, TokenLogprobs
 from foliolm.core.sampling import SamplingParams
 from foliolm.engine.client import InProcessClient
+from foliolm.engine.threads import bound_spinning
 from foliolm.text.stream import TextStream
-from foliolm.weights.store import open_model
+from foliolm.weights.store import pull
+
+if TYPE_CHECKING:
+    from foliolm.weights.checkpoint import LoadFormat
 
 Prompt = str | Sequence[int]
 
@@ -92,9 +96,9 @@ class LLM:
 
     def __init__(self, model: str = "smollm2-135m", **settings: Any) -> None:
         self.config = EngineConfig(model=model, **settings)
-        files = open_model(self.config.model, load_format=self.config.load_format)
-        engine_config = self.config if files.format == "dummy" else replace(self.config, model=str(files.source))
-        self.engine = build_engine(engine_config)
+        bound_spinning()
+        files = pull(self.config.model, load_format=cast("LoadFormat", self.config.load_format))
+        self.engine = build_engine(self.config)
         self.client = InProcessClient([self.engine])
         self.model = replace(ServedModel.of(self.config, files), max_model_len=self.engine.info.max_model_len)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,6 +13,7 @@ from foliolm.core.errors import ConfigError
 if TYPE_CHECKING:
     from foliolm.api.served_model import ServedModel
     from foliolm.engine.engine import EngineInfo
+    from foliolm.weights.checkpoint import LoadFormat
 
 
 def _serve(
@@ -44,11 +45,19 @@ def _serve(
     address = f"http://{_url_host(host)}:{listener.getsockname()[1]}"
     try:
         from foliolm.api.launch import ServerOptions, run_server
-        from foliolm.weights.store import open_model
+        from foliolm.cli.pull import _progress_bar
+        from foliolm.weights.store import pull
 
-        files = open_model(config.model, load_format=config.load_format)
+        with _progress_bar() as progress:
+            files = pull(config.model, progress=progress, load_format=cast("LoadFormat", config.load_format))
         options = ServerOptions(shutdown_timeout_s=shutdown_timeout)
-        run_server(config, files, listener, options, _say, lambda served, info: _ready(served, info, address))
+        said: set[str] = set()
+
+        def report(line: str) -> None:
+            said.add(line)
+            _say(line)
+
+        run_server(config, files, listener, options, report, lambda served, info: _ready(served, info, address, said))
     finally:
         listener.close()
     _say("stopped")
@@ -68,9 +77,10 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _ready(served: ServedModel, info: EngineInfo, address: str) -> None:
+def _ready(served: ServedModel, info: EngineInfo, address: str, said: set[str]) -> None:
     for line in info.summary:
-        _say(line)
+        if line not in said:
+            _say(line)
     if served.chat_template is None:
         _say("chat is off: the model has no chat template (--chat-template FILE gives one); /v1/completions works")
     question = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'

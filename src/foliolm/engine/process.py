@@ -34,6 +34,7 @@ from foliolm.engine.messages import (
     decode_from_engine,
     encode,
 )
+from foliolm.engine.threads import bound_spinning
 
 if TYPE_CHECKING:
     Socket = zmq.Socket[bytes]
@@ -165,6 +166,7 @@ def main() -> int:
     inbox_address, outbox_address, index = sys.argv[1], sys.argv[2], int(sys.argv[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format=f"engine {index} %(levelname)s %(message)s", stream=sys.stderr)
+    bound_spinning()
     factory, arguments = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_with_parent, name="life line", daemon=True).start()
 
