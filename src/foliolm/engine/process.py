@@ -122,6 +122,9 @@ class EngineProcess:
                 report(message.text)
             elif isinstance(message, Ready):
                 self.info = message.info
+                # Both ends are connected and need the sockets' names no more; gone now, they cannot be left behind by
+                # a parent that is killed.
+                self._folder.cleanup()
                 return message.info
             elif isinstance(message, Failure):
                 raise message.error()
