@@ -43,7 +43,7 @@ def pull(
     from foliolm.weights.store import pull as fetch
 
     try:
-        with _progress_bar() as progress:
+        with progress_bar() as progress:
             files = fetch(model, home, progress, verify=True)
     except FolioError as error:
         print(f"foliolm pull: {error}", file=sys.stderr)
@@ -61,7 +61,7 @@ def pull(
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Progress]:
+def progress_bar() -> Iterator[Progress]:
     """A bar on stderr for each thing that is done, or a line where stderr is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn

@@ -45,10 +45,10 @@ def _serve(
     address = f"http://{_url_host(host)}:{listener.getsockname()[1]}"
     try:
         from foliolm.api.launch import ServerOptions, run_server
-        from foliolm.cli.pull import _progress_bar
+        from foliolm.cli.pull import progress_bar
         from foliolm.weights.store import pull
 
-        with _progress_bar() as progress:
+        with progress_bar() as progress:
             files = pull(config.model, progress=progress, load_format=cast("LoadFormat", config.load_format))
         options = ServerOptions(shutdown_timeout_s=shutdown_timeout)
         said: set[str] = set()

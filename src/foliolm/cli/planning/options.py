@@ -86,7 +86,7 @@ def bytes_of_gib(field: str, value: float) -> int:
     Raises:
         ConfigError: it is not a finite number of at least 0.
     """
-    return int(real(field, value) * GIB)
+    return int(real(field, value, 0.0, 2.0**30) * GIB)
 
 
 def integers(field: str, text: str) -> list[int]:
