@@ -173,6 +173,20 @@ def test_recompute_sums_its_chunks_and_skips_what_is_cached():
     assert recompute_seconds(QWEN, 3000, 3000, running) == 0
 
 
+@pytest.mark.parametrize("cost", [QWEN, GEMMA], ids=["full", "windowed"])
+def test_many_chunks_are_priced_by_a_sample_of_them(cost):
+    running = Running(4, 500, 12)
+    one_by_one = sum(
+        marginal_seconds(cost, running, min(8, 5003 - done), done, done + 8 >= 5003) for done in range(0, 5003, 8)
+    )
+    assert recompute_seconds(cost, 5003, 0, running) == pytest.approx(one_by_one, rel=1e-5)
+    assert prefill_seconds(cost, 5003, chunk=8) == pytest.approx(
+        sum(prefill_seconds(cost, min(done + 8, 5003), done) for done in range(0, 5003, 8))
+        - 625 * (prefill_seconds(cost, 8) - cost.seconds(cost.counts([], [(8, 0)], sampled_prefills=0))),
+        rel=1e-4,
+    )
+
+
 def test_swap_moves_whole_blocks_out_and_in():
     link = HostLink(64e9, 0.8, 5e-6)
     blocks = 7  # of 100 tokens

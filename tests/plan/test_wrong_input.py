@@ -80,6 +80,8 @@ CASES = [
     (f"swap {QWEN} {H100} --tokens 10 --cached-tokens 10", "cached_tokens is 10; it must be below tokens, 10"),
     (f"swap {QWEN} {H100} --tokens 10 --ttft-target-s 0", "ttft_target_s is 0"),
     (f"swap {QWEN} {H100} --tokens 10 --running -1", "running is -1"),
+    (f"swap {QWEN} {H100} --tokens 10 --max-num-batched-tokens 32", "32 decodes leave no room for a chunk"),
+    (f"capacity {QWEN} {H100} --other-gib 1e308", "other_gib is 1e+308"),
     (f"step {QWEN} {H100} --decodes -1", "decodes is -1"),
     (f"step {QWEN} {H100} --prefill 0:5", "prefill's new tokens is 0"),
     (f"step {QWEN} {H100} --decodes 1 --buckets 0", "buckets is 0"),

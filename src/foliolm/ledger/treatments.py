@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from foliolm.ledger.accounts import ModelAccount, blocks_of, sequence_bytes
 from foliolm.ledger.step_cost import StepCost, StepCounts
+
+_PRICED_CHUNKS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,11 @@ def recompute_seconds(cost: StepCost, tokens: int, cached: int, running: Running
         running: the steps that carry the chunks. With nothing running the steps exist for this request alone, so their
             whole time counts.
     """
-    done, seconds = cached, 0.0
-    while done < tokens:
-        chunk = min(running.chunk, tokens - done)
-        seconds += marginal_seconds(cost, running, chunk, done, last=done + chunk == tokens)
-        done += chunk
-    return seconds
+
+    def seconds(new: int, done: int, last: bool) -> float:
+        return marginal_seconds(cost, running, new, done, last)
+
+    return sum_over_chunks(seconds, cached, tokens, running.chunk)
 
 
 def marginal_seconds(cost: StepCost, running: Running, new: int, cached: int, last: bool = True) -> float:
@@ -94,14 +97,30 @@ def marginal_seconds(cost: StepCost, running: Running, new: int, cached: int, la
 
 def prefill_seconds(cost: StepCost, tokens: int, cached: int = 0, chunk: int | None = None) -> float:
     """Seconds to prefill ``tokens`` of which ``cached`` are there already, alone, in chunks (None: at once)."""
-    done, seconds = cached, 0.0
-    step = chunk or max(1, tokens)
-    while done < tokens:
-        new = min(step, tokens - done)
-        last = done + new == tokens
-        seconds += cost.seconds(StepCounts(new, int(last), 1, (0.0,) * len(cost.model.kv), ((new, done),)))
-        done += new
-    return seconds
+
+    def seconds(new: int, done: int, last: bool) -> float:
+        return cost.seconds(StepCounts(new, int(last), 1, (0.0,) * len(cost.model.kv), ((new, done),)))
+
+    return sum_over_chunks(seconds, cached, tokens, chunk or max(1, tokens))
+
+
+def sum_over_chunks(seconds: Callable[[int, int, bool], float], start: int, tokens: int, chunk: int) -> float:
+    """Sum the chunks' seconds, of (new tokens, tokens before, whether it is the last), from ``start`` to ``tokens``.
+
+    Over some hundreds of chunks 257 of them are priced and the rest interpolated: a chunk's cost is linear in what stands
+    before it, but where a window begins to clamp.
+    """
+    if start >= tokens:
+        return 0.0
+    before_last = (tokens - start - 1) // chunk
+    total = seconds(tokens - start - before_last * chunk, start + before_last * chunk, True)
+    if before_last <= _PRICED_CHUNKS:
+        return total + sum(seconds(chunk, start + i * chunk, False) for i in range(before_last))
+    points = [i * (before_last - 1) // _PRICED_CHUNKS for i in range(_PRICED_CHUNKS + 1)]
+    prices = [seconds(chunk, start + i * chunk, False) for i in points]
+    for (low, high), (first, second) in zip(pairwise(points), pairwise(prices), strict=True):
+        total += (high - low) * first + (second - first) * (high - low - 1) / 2
+    return total + prices[-1]
 
 
 @dataclass(frozen=True, slots=True)

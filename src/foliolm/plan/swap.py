@@ -50,6 +50,11 @@ def plan_swap(
     whole("running", int(running.batch), 0, MOST_ROWS)
     whole("context", int(running.context))
     whole("max_num_batched_tokens", running.max_num_batched_tokens)
+    if running.max_num_batched_tokens <= running.batch:
+        raise ConfigError(
+            f"max_num_batched_tokens is {running.max_num_batched_tokens}; {running.batch} decodes leave no room for a "
+            "chunk"
+        )
     device, cost = setting.need_device(), setting.cost
     recompute = recompute_seconds(cost, tokens, cached_tokens, running)
     swap, turns = None, Turns(None, None)
