@@ -107,8 +107,8 @@ def prefill_seconds(cost: StepCost, tokens: int, cached: int = 0, chunk: int | N
 def sum_over_chunks(seconds: Callable[[int, int, bool], float], start: int, tokens: int, chunk: int) -> float:
     """Sum the chunks' seconds, of (new tokens, tokens before, whether it is the last), from ``start`` to ``tokens``.
 
-    Over some hundreds of chunks 257 of them are priced and the rest interpolated: a chunk's cost is linear in what stands
-    before it, but where a window begins to clamp.
+    Over some hundreds of chunks 257 of them are priced and the rest interpolated: a chunk's cost is linear in what
+    stands before it, but where a window begins to clamp.
     """
     if start >= tokens:
         return 0.0
