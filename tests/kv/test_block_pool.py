@@ -113,9 +113,9 @@ def test_fenced_blocks_come_back_with_their_step_or_a_later_one():
 def test_problems_names_what_was_broken():
     pool = BlockPool(4)
     (block,) = pool.allocate(1)
-    pool._free.append(block)
+    pool._empty.append(block)
     assert any("free with 1 references" in problem for problem in pool.problems())
-    pool._free[-1] = NULL_BLOCK
+    pool._empty[-1] = NULL_BLOCK
     assert any("null block" in problem for problem in pool.problems())
 
 

@@ -29,6 +29,7 @@ class EngineConfig:
         kv_cache_memory_bytes: bytes of the KV pool; None: derived from the memory that is there.
         gpu_memory_utilization: share of a CUDA device's memory that the engine may use.
         num_gpu_blocks_override: KV blocks, whatever the memory says.
+        enable_prefix_caching: prompts share the KV of what they have in common.
         enable_chunked_prefill: a prompt may be computed over several steps.
         batching: ``continuous``, or ``static``: a batch is kept until its slowest ends.
         prefill_policy: ``decodes-first``, or ``first``: a step holds whole prompts or decodes, never both.
@@ -59,6 +60,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     batching: str = "continuous"
     prefill_policy: str = "decodes-first"

@@ -56,7 +56,8 @@ class Decision:
         kind: what was decided.
         request_id: about whom.
         reason: a short code: ``kv_blocks``, ``token_budget``, ``sequences``, ``batch_closed``, ``prefill_first``,
-            ``preempted_this_step``, ``in_flight``, ``fence``, ``fits``, ``outgrew_pool``.
+            ``preempted_this_step``, ``decodes_due``, ``in_flight``, ``fence``, ``prefix_in_flight``, ``idle_prefixes``,
+            ``fits``, ``recompute``.
         needed, available: in the unit of the reason (blocks, tokens or sequences).
         blocker: the request that stands in the way, where there is one.
         predicted_s: predicted seconds by treatment (``swap``, ``recompute``, …), where they were compared.
@@ -81,6 +82,7 @@ class Admission:
         num_prompt_tokens: how many of them are prompt.
         sampling, eos_token_ids: as in the request.
         adapter: load id, or None.
+        num_cached_tokens: leading tokens whose KV is taken from a shared prefix; its first row begins behind them.
     """
 
     request_id: int
@@ -89,6 +91,7 @@ class Admission:
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
     adapter: int | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

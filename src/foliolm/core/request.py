@@ -31,6 +31,7 @@ class EngineRequest:
         label: the user's name for it, for logs and records only; need not be unique.
         adapter: load id of a LoRA adapter, or None for the bare model.
         cache_salt: keeps prefixes apart between those who give different salts.
+        share_prefix: its prefix may be found by, and taken from, others; False where token ids have no meaning.
     """
 
     request_id: int
@@ -42,6 +43,7 @@ class EngineRequest:
     label: str = ""
     adapter: int | None = None
     cache_salt: str | None = None
+    share_prefix: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class SchedulerConfig:
         scheduling_policy: ``fcfs`` or ``priority``.
         watermark_blocks: blocks that an admission leaves free while something runs.
         max_queued_requests: most requests waiting.
+        enable_prefix_caching: requests share the KV of what they have in common.
     """
 
     mode: str = "chunked"
@@ -42,6 +43,7 @@ class SchedulerConfig:
     scheduling_policy: str = "fcfs"
     watermark_blocks: int = 0
     max_queued_requests: int = 1024
+    enable_prefix_caching: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ def resolve_scheduler(
             scheduling_policy=config.scheduling_policy,
             watermark_blocks=int(config.watermark * (num_blocks - 1)),
             max_queued_requests=config.max_queued_requests,
+            enable_prefix_caching=config.enable_prefix_caching,
         ),
         tuple(reasons),
     )

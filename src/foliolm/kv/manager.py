@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from foliolm.core.kvspec import KVSpec
-from foliolm.kv.pool import BlockPool
+from foliolm.kv.pool import BlockPool, BlockState
+from foliolm.kv.prefix import Node, PrefixIndex
 from foliolm.kv.table import BlockTable
 
 
@@ -17,12 +18,32 @@ class KVUsage:
     Attributes:
         total: usable blocks (the null block is not counted).
         used, free, fenced: by state; they sum to ``total``.
+        idle: those of the free that keep a prefix.
     """
 
     total: int
     used: int
     free: int
     fenced: int
+    idle: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest known prefix of a request's tokens.
+
+    Attributes:
+        nodes: its blocks, in order.
+        num_tokens: in them.
+        num_idle: of its blocks, those that nobody holds: to share them takes room, as new blocks do.
+    """
+
+    nodes: tuple[Node, ...] = ()
+    num_tokens: int = 0
+    num_idle: int = 0
+
+
+NO_MATCH = PrefixMatch()
 
 
 class KVManager:
@@ -47,6 +68,8 @@ class KVManager:
         self._pools = tuple(BlockPool(num_blocks) for _ in specs)
         self._first = self._pools[0]
         self._tables: dict[int, BlockTable] = {}
+        self._prefixes = PrefixIndex(block_size)
+        self.evicted_blocks = 0
 
     @property
     def num_usable(self) -> int:
@@ -64,6 +87,16 @@ class KVManager:
         return self._first.num_fenced
 
     @property
+    def num_idle(self) -> int:
+        """Blocks a group that are free, but keep a prefix."""
+        return self._first.num_idle
+
+    @property
+    def prefix_generation(self) -> int:
+        """Changes whenever a prefix becomes known or is forgotten: a match made before may then be out of date."""
+        return self._prefixes.generation
+
+    @property
     def usage(self) -> float:
         """Share of the usable blocks that requests hold, 0 to 1."""
         return 1.0 - (self.num_free + self.num_fenced) / self.num_usable
@@ -77,18 +110,50 @@ class KVManager:
         table = self._tables.get(request_id)
         return 0 if table is None else len(table)
 
-    def allocate(self, request_id: int, num_tokens: int) -> tuple[tuple[int, ...], ...]:
+    def match(self, root: Hashable, tokens: Sequence[int]) -> PrefixMatch:
+        """The longest known prefix; at least one token is left to compute, so that there are logits to sample from.
+
+        Args:
+            root: adapter and salt: whose prefixes these may be.
+            tokens: the request's, from position 0.
+        """
+        nodes = self._prefixes.match(root, tokens, len(tokens) - 1)
+        return self.recounted(PrefixMatch(tuple(nodes), len(nodes) * self.block_size)) if nodes else NO_MATCH
+
+    def recounted(self, match: PrefixMatch) -> PrefixMatch:
+        """A match of the current ``prefix_generation``, with the blocks that are idle now."""
+        state = self._first.state
+        idle = sum(state(node.blocks[0]) is BlockState.IDLE for node in match.nodes)
+        return match if idle == match.num_idle else PrefixMatch(match.nodes, match.num_tokens, idle)
+
+    def allocate(
+        self, request_id: int, num_tokens: int, match: PrefixMatch = NO_MATCH, root: Hashable | None = None
+    ) -> tuple[tuple[int, ...], ...]:
         """Give a request that holds nothing the blocks for ``num_tokens``; returns its whole table, by group.
+
+        Args:
+            request_id: whose.
+            num_tokens: tokens in all, the matched ones included.
+            match: made since the last change of ``prefix_generation``; its blocks are shared, not copied.
+            root: adapter and salt under which its own blocks may be published; None: they are not.
 
         Raises:
             ValueError: it holds blocks already, or too few are free; nothing was changed.
         """
         if request_id in self._tables:
             raise ValueError(f"request {request_id} already holds {self.holds(request_id)} blocks")
-        count = self.blocks_for(num_tokens)
-        if count > self.num_free:
-            raise ValueError(f"request {request_id} needs {count} blocks, {self.num_free} are free")
-        table = BlockTable(tuple(pool.allocate(count) for pool in self._pools))
+        count = self.blocks_for(num_tokens) - len(match.nodes)
+        if count + match.num_idle > self.num_free:
+            raise ValueError(f"request {request_id} needs {count + match.num_idle} blocks, {self.num_free} are free")
+        # The match is held before anything is evicted, or the request would evict its own prefix.
+        for group, pool in enumerate(self._pools):
+            pool.share(node.blocks[group] for node in match.nodes)
+        self._evict_until(count)
+        groups = tuple(
+            [node.blocks[group] for node in match.nodes] + pool.allocate(count)
+            for group, pool in enumerate(self._pools)
+        )
+        table = BlockTable(groups, root, list(match.nodes))
         self._tables[request_id] = table
         return table.whole()
 
@@ -102,12 +167,62 @@ class KVManager:
         table = self._tables[request_id]
         if not self._first.num_free:
             raise ValueError(f"request {request_id} needs a block, none is free")
+        self._evict_until(1)
         added = []
         for pool, blocks in zip(self._pools, table.groups, strict=True):
             (block,) = pool.allocate(1)
             blocks.append(block)
             added.append((block,))
         return tuple(added)
+
+    def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
+        """Make the full blocks among a request's computed tokens findable; for one that holds nothing, a no-op.
+
+        Args:
+            request_id: whose.
+            tokens: its tokens from position 0; blocks beyond them have no identity and are not published.
+            num_computed: tokens whose KV is written by steps that have completed.
+        """
+        table = self._tables.get(request_id)
+        if table is None or table.root is None:
+            return
+        size = self.block_size
+        full = min(num_computed, len(tokens)) // size
+        chain = table.chain
+        if len(chain) >= full:
+            return
+        # Another's block with the same content may have been evicted since: our own then takes its place.
+        while chain and not self._prefixes.holds(chain[-1]):
+            chain.pop()
+        for index in range(len(chain), full):
+            blocks = table.block(index)
+            parent = chain[-1] if chain else None
+            node = self._prefixes.publish(table.root, parent, tokens[index * size : (index + 1) * size], blocks)
+            chain.append(node)
+            if node.blocks == blocks:
+                for pool, block in zip(self._pools, blocks, strict=True):
+                    pool.keep(block)
+
+    def reset_prefixes(self) -> int:
+        """Forget every prefix; blocks in use stay with their holders. Returns how many blocks kept one."""
+        gone = self._prefixes.clear()
+        self._drop(gone)
+        return len(gone)
+
+    def _evict_until(self, count: int) -> None:
+        """Evict idle blocks, longest unused first, until ``count`` are empty."""
+        while self._first.num_empty < count:
+            block = self._first.oldest_idle()
+            if block is None:
+                raise ValueError(f"{count} blocks wanted, {self.num_free} free")
+            gone = self._prefixes.forget(block)
+            self.evicted_blocks += 1
+            self._drop(gone)
+
+    def _drop(self, gone: Sequence[Node]) -> None:
+        for node in gone:
+            for pool, block in zip(self._pools, node.blocks, strict=True):
+                pool.drop(block)
 
     def release(self, request_id: int, fence: int | None = None) -> int:
         """Take back all that a request holds; for an unknown request, or a second time, a no-op.
@@ -138,7 +253,13 @@ class KVManager:
     def group_usage(self) -> tuple[KVUsage, ...]:
         """Blocks by state, a group each."""
         return tuple(
-            KVUsage(pool.num_usable, pool.num_usable - pool.num_free - pool.num_fenced, pool.num_free, pool.num_fenced)
+            KVUsage(
+                total=pool.num_usable,
+                used=pool.num_usable - pool.num_free - pool.num_fenced,
+                free=pool.num_free,
+                fenced=pool.num_fenced,
+                idle=pool.num_idle,
+            )
             for pool in self._pools
         )
 
@@ -164,6 +285,9 @@ class KVManager:
                 for block, count in enumerate(held)
                 if block and count != pool.references[block]
             )
-        if len({(pool.num_free, pool.num_fenced) for pool in self._pools}) > 1:
+        if len({(pool.num_empty, pool.num_idle, pool.num_fenced) for pool in self._pools}) > 1:
             found.append("the groups' pools have different room")
+        found.extend(self._prefixes.problems())
+        if len(self._prefixes) < self.num_idle:
+            found.append(f"{self.num_idle} blocks are idle, only {len(self._prefixes)} keep a prefix")
         return found

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+from foliolm.kv.prefix import Node
+
 
 class BlockTable:
     """Blocks of one request, one list a KV group; every group covers the same token positions.
 
     Attributes:
         groups: physical block ids by group, in order of position.
+        root: under which its prefixes are known (adapter and salt); None: it shares and publishes nothing.
+        chain: for its leading full blocks, the nodes that hold their prefixes: its own blocks, or another's with the
+            same content.
     """
 
-    __slots__ = ("groups",)
+    __slots__ = ("chain", "groups", "root")
 
-    def __init__(self, groups: tuple[list[int], ...]) -> None:
+    def __init__(self, groups: tuple[list[int], ...], root: Hashable | None, chain: list[Node]) -> None:
         self.groups = groups
+        self.root = root
+        self.chain = chain
 
     def __len__(self) -> int:
         """Logical blocks."""
         return len(self.groups[0])
+
+    def block(self, index: int) -> tuple[int, ...]:
+        """Physical ids of a logical block, by group."""
+        return tuple(blocks[index] for blocks in self.groups)
 
     def whole(self) -> tuple[tuple[int, ...], ...]:
         """A copy that may be put into a plan."""

@@ -9,8 +9,9 @@ from foliolm.core.errors import RequestError
 from foliolm.core.plan import Closed, Decision, DecisionKind
 from foliolm.core.request import EngineRequest
 from foliolm.core.resolve import SchedulerConfig
-from foliolm.kv import KVManager
+from foliolm.kv import NO_MATCH, KVManager, PrefixMatch
 from foliolm.scheduler.budget import PrefillBudget
+from foliolm.scheduler.promises import PrefixPromises
 from foliolm.scheduler.request import Request
 
 
@@ -82,11 +83,29 @@ class Admission:
     Args:
         config: the scheduler's settings.
         kv: the manager that would give the blocks.
+        promises: prefixes that running requests are computing.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVManager, promises: PrefixPromises) -> None:
         self._config = config
         self._kv = kv
+        self._promises = promises
+
+    def match(self, request: Request) -> PrefixMatch:
+        """The known prefix of a waiting request; looked up again whenever the index has changed."""
+        if not self._shares(request):
+            return NO_MATCH
+        generation = self._kv.prefix_generation
+        if request.match_generation == generation:
+            request.match = self._kv.recounted(request.match)
+        else:
+            request.match = self._kv.match(request.root, request.tokens)
+            request.match_generation = generation
+        return request.match
+
+    def _shares(self, request: Request) -> bool:
+        """One that reports prompt logprobs needs the logits of its whole prompt, so it takes no prefix."""
+        return self._config.enable_prefix_caching and request.root is not None and not request.wants_prompt_logprobs()
 
     def attempt(self, request: Request, budget: PrefillBudget, num_running: int, newest: int | None) -> Attempt:
         """Whether ``request`` may start now. Changes nothing.
@@ -107,7 +126,13 @@ class Admission:
         # Headroom lets those who run grow before somebody must be preempted. With nobody running there is nobody to
         # protect, and insisting on it could make the request wait for ever.
         headroom = self._config.watermark_blocks if num_running else 0
-        needed = self._kv.blocks_for(request.num_tokens)
+        match = self.match(request)
+        uncached = request.num_tokens - match.num_tokens
+        awaited, owner = self._awaited(request, match, uncached)
+        if owner is not None:
+            skip = Decision(DecisionKind.SKIP, rid, "prefix_in_flight", awaited, match.num_tokens, owner)
+            return Attempt(Outcome.SKIP, skip, Closed.EMPTY)
+        needed = self._kv.blocks_for(request.num_tokens) - len(match.nodes) + match.num_idle
         available = self._kv.num_free
         if needed + headroom > available:
             return Attempt(
@@ -115,9 +140,20 @@ class Admission:
                 Decision(DecisionKind.WAIT, rid, "kv_blocks", needed + headroom, available, newest),
                 Closed.KV,
             )
-        if not budget.offer(request.num_tokens):
-            wait = Decision(DecisionKind.WAIT, rid, "token_budget", request.num_tokens, budget.left, newest)
+        if not budget.offer(uncached):
+            wait = Decision(DecisionKind.WAIT, rid, "token_budget", uncached, budget.left, newest)
             # Only a long prompt can be turned away with tokens left over: those are for short ones behind it.
             outcome = Outcome.SKIP if budget.left > 0 and budget.reserves_for_short else Outcome.STOP
             return Attempt(outcome, wait, Closed.TOKENS)
         return Attempt(Outcome.ADMIT, Decision(DecisionKind.ADMIT, rid, "fits", needed, available))
+
+    def _awaited(self, request: Request, match: PrefixMatch, uncached: int) -> tuple[int, int | None]:
+        """Tokens that somebody else is computing for it right now, if they are most of what it lacks.
+
+        Whoever computes them is ahead, so that waiting takes no longer than computing the same tokens out of the same
+        budget would; and it leaves that budget to others.
+        """
+        if not self._shares(request):
+            return 0, None
+        tokens, owner = self._promises.ahead(request, match.num_tokens)
+        return (tokens, owner) if owner is not None and 2 * tokens >= uncached else (0, None)

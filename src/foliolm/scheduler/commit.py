@@ -25,6 +25,8 @@ class Committer:
         Results of requests that have ended since the step was planned are dropped.
         """
         flight = self._land(plan)
+        if self._state.config.enable_prefix_caching:
+            self._publish(plan, flight)
         outputs: list[TokenOutput] = []
         owing = self._state.owing(plan)
         if result.tokens is None:
@@ -41,6 +43,10 @@ class Committer:
     def fail(self, plan: StepPlan, message: str, now: int) -> list[TokenOutput]:
         """A step raised: its requests end with an error; nobody else is touched."""
         self._land(plan)
+        for row in plan.rows:
+            request = self._state.requests.get(row.request_id)
+            if request is not None:
+                self._state.promises.withdraw(request)
         ids = [*plan.decodes.request_ids, *(row.request_id for row in plan.rows)]
         requests = [self._state.requests[rid] for rid in ids if rid in self._state.requests]
         return [self.finish(request, FinishReason.ERROR, now, error=message) for request in requests]
@@ -65,6 +71,7 @@ class Committer:
             first_token_ns=request.first_token_ns,
             last_token_ns=request.last_token_ns,
             num_preemptions=request.num_preemptions,
+            num_cached_tokens=request.num_cached,
         )
         return TokenOutput(request.request_id, token_ids, logprobs, prompt_logprobs, reason, stop_reason, error, stamps)
 
@@ -77,12 +84,29 @@ class Committer:
         self._state.kv.complete(plan.step_id)
         return flight
 
+    def _publish(self, plan: StepPlan, flight: Flight) -> None:
+        """What the step wrote is there now: its full blocks can be found by others."""
+        state = self._state
+        for row in plan.rows:
+            request = state.requests.get(row.request_id)
+            if request is None or request.num_preemptions != flight.residencies[row.request_id]:
+                continue
+            state.kv.publish(request.request_id, request.tokens, row.context + row.num_new_tokens)
+            if row.logits & LogitsAt.LAST:
+                state.promises.withdraw(request)
+        if flight.tick >= 0:
+            for request in state.decodes.filled(flight.tick):
+                state.kv.publish(request.request_id, request.tokens, request.offset + flight.tick + 1)
+        for request in flight.ending:
+            if request.state is State.ENDING:
+                state.kv.publish(request.request_id, request.tokens, request.num_computed)
+
     def _commit_tokens(self, plan: StepPlan, result: StepResult, now: int, outputs: list[TokenOutput]) -> None:
         tokens = result.tokens
         assert tokens is not None
         if len(tokens) != plan.num_rows:
             raise ValueError(f"step {plan.step_id} has {plan.num_rows} rows, its result has {len(tokens)}")
-        requests, logprobs, errors = self._state.requests, result.logprobs, result.errors
+        requests, logprobs, errors, ended = self._state.requests, result.logprobs, result.errors, result.ended
         for index, rid in enumerate(plan.decodes.request_ids):
             request = requests.get(rid)
             if request is None:
@@ -91,7 +115,7 @@ class Committer:
                 outputs.append(self.finish(request, FinishReason.ERROR, now, error=errors[index]))
                 continue
             reported = tuple(logprobs[index]) if logprobs and index in logprobs else ()
-            outputs.append(self._append(request, tokens[index][0], reported, (), now))
+            outputs.append(self._append(request, tokens[index][0], reported, (), now, index in ended))
         for index, row in enumerate(plan.rows, len(plan.decodes.request_ids)):
             request = requests.get(row.request_id)
             if request is None:
@@ -101,7 +125,8 @@ class Committer:
                 continue
             prompt = self._new_prompt_logprobs(request, row, result.prompt_logprobs.get(index))
             if row.logits & LogitsAt.LAST:
-                outputs.append(self._append(request, tokens[index][0], tuple(logprobs.get(index, ())), prompt, now))
+                reported = tuple(logprobs.get(index, ()))
+                outputs.append(self._append(request, tokens[index][0], reported, prompt, now, index in ended))
             elif prompt:
                 outputs.append(TokenOutput(request.request_id, prompt_logprobs=prompt))
 
@@ -112,14 +137,17 @@ class Committer:
         logprobs: tuple[TokenLogprobs, ...],
         prompt_logprobs: tuple[TokenLogprobs | None, ...],
         now: int,
+        ended: bool,
     ) -> TokenOutput:
-        """One more token: the end token, the last allowed one, or one of many."""
+        """One more token: the end token, the grammar's last, the last allowed one, or one of many."""
         request.tokens.append(token)
         request.first_token_ns = request.first_token_ns or now
         request.last_token_ns = now
         count = len(request.tokens)
         if token in request.stop_ids and count > request.min_tokens_at:
             return self.finish(request, FinishReason.STOP, now, (token,), logprobs, prompt_logprobs, stop_reason=token)
+        if ended:
+            return self.finish(request, FinishReason.STOP, now, (token,), logprobs, prompt_logprobs)
         if count >= request.limit:
             return self.finish(request, FinishReason.LENGTH, now, (token,), logprobs, prompt_logprobs)
         return TokenOutput(request.request_id, (token,), logprobs, prompt_logprobs)

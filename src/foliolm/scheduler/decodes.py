@@ -69,6 +69,11 @@ class DecodeSet:
         """Members that need a new block to run at the next tick, by id. Not to be changed."""
         return self._crossing[self.tick % self._block_size]
 
+    def filled(self, tick: int) -> list[Request]:
+        """Members whose step at a tick wrote the last position of a block."""
+        bucket = self._crossing[(tick + 1) % self._block_size]
+        return [request for request in bucket.values() if request.join_tick <= tick]
+
     def run(self, grown: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]) -> tuple[DecodeRows, list[Request]]:
         """Advance every member by a token.
 

@@ -14,6 +14,8 @@ from foliolm.scheduler.state import Flight, SchedulerState
 
 ALL_DECODES = -1
 """Stands for a request id in a decision about every steady decode."""
+NOBODY = -2
+"""Stands for a request id in a decision about blocks that nobody holds."""
 MAX_SKIPS = 32
 """Requests that one step passes over before it stops looking: a bound on a step's work, not on anyone's wait."""
 MAX_PROMPT_STEPS_IN_A_ROW = 16
@@ -52,12 +54,13 @@ class Planner:
         self._state = state
         self._config = state.config
         self._kv = state.kv
-        self._admission = Admission(state.config, state.kv)
+        self._admission = Admission(state.config, state.kv, state.promises)
         self._step_id = 0
         self._prompts_apart = state.config.mode in ("static", "prefill-first")
         self._whole_prompts = state.config.mode != "chunked"
         self._batch_open = True
         self._prompt_steps = 0
+        self._evicted = 0
 
     def plan(self, now: int) -> StepPlan:
         """The next step. One without rows need not be run: there is nothing to do, or nothing until a commit."""
@@ -213,19 +216,34 @@ class Planner:
     def _start(self, request: Request, decision: Decision, budget: PrefillBudget, draft: _Draft) -> None:
         rid = request.request_id
         source = request.source
-        draft.tables[rid] = self._kv.allocate(rid, request.num_tokens)
+        match = self._admission.match(request)
+        sharing = self._config.enable_prefix_caching
+        draft.tables[rid] = self._kv.allocate(rid, request.num_tokens, match, request.root if sharing else None)
+        request.num_computed = match.num_tokens
         draft.waits.pop(rid, None)
         draft.decisions.append(decision)
         draft.admissions.append(
             AdmissionNote(
-                rid, tuple(request.tokens), request.num_prompt, source.sampling, source.eos_token_ids, source.adapter
+                rid,
+                tuple(request.tokens),
+                request.num_prompt,
+                source.sampling,
+                source.eos_token_ids,
+                source.adapter,
+                match.num_tokens,
             )
         )
+        if sharing and request.root is not None:
+            if not request.admitted_ns:
+                request.num_cached = match.num_tokens
+                self._state.counters.prefix_queries += request.num_prompt
+                self._state.counters.prefix_hits += match.num_tokens
+            self._state.promises.make(request, match.num_tokens)
         request.state = State.PREFILLING
         request.resumed_at = request.num_tokens
         request.admitted_ns = request.admitted_ns or draft.now
         self._state.prefilling[rid] = request
-        budget.grant(rid, request.num_tokens)
+        budget.grant(rid, request.num_tokens - match.num_tokens)
 
     def _row(self, request: Request, count: int, draft: _Draft) -> Row:
         """A chunk; where it catches up with the tokens, the request samples, and decodes from the next step on."""
@@ -259,6 +277,10 @@ class Planner:
 
     def _seal(self, draft: _Draft) -> StepPlan:
         state = self._state
+        if self._kv.evicted_blocks > self._evicted:
+            count = self._kv.evicted_blocks - self._evicted
+            self._evicted = self._kv.evicted_blocks
+            draft.decisions.append(Decision(DecisionKind.EVICT, NOBODY, "idle_prefixes", count, self._kv.num_free))
         decisions = (*draft.decisions, *draft.waits.values())
         if not draft.rows and not draft.decodes.request_ids:
             return StepPlan(draft.step_id, draft.now, decisions=decisions, closed=draft.closed)
@@ -277,9 +299,12 @@ class Planner:
         )
         state.preempted.clear()
         state.released.clear()
-        state.flights.append(
-            Flight(plan.step_id, draft.decodes.tick if draft.decodes.request_ids else -1, draft.ending)
-        )
+        residencies = {}
+        if self._config.enable_prefix_caching:
+            for row in plan.rows:
+                residencies[row.request_id] = state.requests[row.request_id].num_preemptions
+        tick = draft.decodes.tick if draft.decodes.request_ids else -1
+        state.flights.append(Flight(plan.step_id, tick, draft.ending, residencies))
         state.counters.steps += 1
         self._step_id = plan.step_id
         return plan

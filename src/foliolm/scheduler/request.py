@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from foliolm.core.request import EngineRequest
+from foliolm.kv import NO_MATCH
 
 
 class State(enum.Enum):
@@ -41,18 +42,27 @@ class Request:
         num_preemptions: how often its KV was given up.
         resumed_at: ``num_tokens`` when it was last admitted.
         prompt_logprobs_sent: entries delivered so far.
+        root: under which its prefixes are shared; None: they are not.
+        match, match_generation: the last look for a known prefix, and the index's generation then.
+        num_cached: tokens that its first admission took from shared prefixes.
+        chain_hashes: a hash for each full block of its tokens and all before it, as far as they were needed.
+        promised: those of them that others may wait for, while it computes them.
         queued_ns, admitted_ns, first_token_ns, last_token_ns: clock stamps; 0 where not reached.
     """
 
     __slots__ = (
         "admitted_ns",
+        "chain_hashes",
         "end_tick",
         "first_token_ns",
         "join_tick",
         "last_step",
         "last_token_ns",
         "limit",
+        "match",
+        "match_generation",
         "min_tokens_at",
+        "num_cached",
         "num_computed",
         "num_preemptions",
         "num_prompt",
@@ -60,10 +70,12 @@ class Request:
         "offset",
         "order",
         "pending",
+        "promised",
         "prompt_logprobs_sent",
         "queued_ns",
         "request_id",
         "resumed_at",
+        "root",
         "sample_step",
         "source",
         "state",
@@ -92,6 +104,12 @@ class Request:
         self.num_preemptions = 0
         self.resumed_at = 0
         self.prompt_logprobs_sent = 0
+        self.root = (source.adapter, source.cache_salt) if source.share_prefix else None
+        self.match = NO_MATCH
+        self.match_generation = -1
+        self.num_cached = 0
+        self.chain_hashes: list[int] = []
+        self.promised: list[int] = []
         self.queued_ns = now
         self.admitted_ns = self.first_token_ns = self.last_token_ns = 0
 

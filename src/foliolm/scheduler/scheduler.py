@@ -27,6 +27,9 @@ class SchedulerStats:
         decode_context_tokens: computed tokens of the decodes together.
         kv_blocks_total, kv_blocks_used: usable blocks a group, and those that requests hold.
         num_preemptions, recomputed_tokens, num_steps: totals since the start.
+        kv_blocks_idle: free blocks that keep a prefix.
+        prefix_queries, prefix_hits: tokens looked up and found in the prefix cache, totals.
+        evicted_blocks: idle blocks whose prefix gave way, total.
     """
 
     num_running: int
@@ -37,6 +40,10 @@ class SchedulerStats:
     num_preemptions: int
     recomputed_tokens: int
     num_steps: int
+    kv_blocks_idle: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    evicted_blocks: int = 0
 
 
 class Scheduler:
@@ -154,7 +161,15 @@ class Scheduler:
             num_preemptions=state.counters.preemptions,
             recomputed_tokens=state.counters.recomputed_tokens,
             num_steps=state.counters.steps,
+            kv_blocks_idle=kv.num_idle,
+            prefix_queries=state.counters.prefix_queries,
+            prefix_hits=state.counters.prefix_hits,
+            evicted_blocks=kv.evicted_blocks,
         )
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every shared prefix; running requests keep their blocks. Returns how many blocks kept one."""
+        return self._state.kv.reset_prefixes()
 
     def problems(self) -> list[str]:
         """The invariant check over scheduler and KV: a sentence for each thing that is wrong. O(requests + blocks)."""

@@ -10,6 +10,7 @@ from foliolm.core.plan import LogitsAt, StepPlan
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.kv import KVManager
 from foliolm.scheduler.decodes import DecodeSet
+from foliolm.scheduler.promises import PrefixPromises
 from foliolm.scheduler.queue import WaitingQueue
 from foliolm.scheduler.request import Request, State
 
@@ -22,11 +23,14 @@ class Flight:
         step_id: of the plan.
         tick: of its decodes, or −1 if none ran.
         ending: requests that sample their last token in it.
+        residencies: by request id of its rows other than decodes, how often it had been preempted: a request that
+            comes back holds other blocks than those that this step wrote.
     """
 
     step_id: int
     tick: int
     ending: list[Request] = field(default_factory=list)
+    residencies: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -37,11 +41,15 @@ class Counters:
         preemptions: how often a request's KV was given up.
         recomputed_tokens: tokens whose KV was computed and given up.
         steps: plans with rows.
+        prefix_queries, prefix_hits: tokens looked up, and found, at first admissions; a resumed request counts for
+            neither.
     """
 
     preemptions: int = 0
     recomputed_tokens: int = 0
     steps: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 class SchedulerState:
@@ -64,6 +72,7 @@ class SchedulerState:
         self.preempted: list[int] = []
         self.owed: dict[int, Request] = {}
         self.last_decode_step = 0
+        self.promises = PrefixPromises(config.block_size)
         self.counters = Counters()
 
     @property
@@ -104,6 +113,7 @@ class SchedulerState:
             self.waiting.forget(request)
         elif request.state is State.PREFILLING:
             del self.prefilling[request.request_id]
+            self.promises.withdraw(request)
         elif request.state is State.DECODING:
             self.decodes.leave(request)
             request.last_step = max(request.last_step, self.last_decode_step)
@@ -112,6 +122,7 @@ class SchedulerState:
 
     def retire(self, request: Request) -> None:
         """A request ends, wherever it is. The executor is told to forget it by the next plan."""
+        self.promises.withdraw(request)
         self.withdraw(request)
         request.state = State.FINISHED
         del self.requests[request.request_id]
