@@ -18,6 +18,7 @@ from foliolm.ledger.ledger import Ledger
 from foliolm.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from foliolm.core.grammar import Grammars
     from foliolm.executor.torch.memory import MemorySum
     from foliolm.model.decoder import DecoderModel
     from foliolm.weights.checkpoint import ModelFiles
@@ -58,8 +59,14 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
     for line in memory.describe().splitlines():
         report(line)
 
+    grammars = _grammars(files)
     executor = TorchExecutor(
-        model, num_blocks=memory.num_blocks, block_size=config.block_size, depth=config.pipeline_depth, seed=config.seed
+        model,
+        num_blocks=memory.num_blocks,
+        block_size=config.block_size,
+        depth=config.pipeline_depth,
+        seed=config.seed,
+        grammars=grammars,
     )
     seconds = executor.warm_up(settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len)
     report(f"warmed up in {seconds:.1f} s")
@@ -80,7 +87,7 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
         ),
     )
     scheduler = Scheduler(settings, KVManager(executor.kv.specs, memory.num_blocks, settings.block_size))
-    return Engine(scheduler, executor, MonotonicClock(), Ledger(engine_index), info, config.pipeline_depth)
+    return Engine(scheduler, executor, MonotonicClock(), Ledger(engine_index), info, config.pipeline_depth, grammars)
 
 
 def _use_threads(config: EngineConfig) -> int:
@@ -120,6 +127,19 @@ def _load(config: EngineConfig, files: ModelFiles, report: Callable[[str], None]
         )
     report(f"{'made up' if files.format == 'dummy' else 'loaded'} {files.name} in {time.perf_counter() - began:.1f} s")
     return model
+
+
+def _grammars(files: ModelFiles) -> Grammars:
+    """Compiles what answers must follow; the model's tokenizer is read when the first request asks for that."""
+    from foliolm.text.grammar import CompiledGrammars, GrammarsOnDemand
+
+    def load() -> CompiledGrammars:
+        from foliolm.text.load import load_text
+
+        tokenizer, _ = load_text(files)
+        return CompiledGrammars(tokenizer, files.eos_token_ids)
+
+    return GrammarsOnDemand(load)
 
 
 def _prefill_rate(model: DecoderModel, block_size: int) -> float:

@@ -37,6 +37,7 @@ class StepResult:
             *successor's* logits for; the first of a prompt is None.
         seconds: measured, or predicted in virtual time.
         errors: by row index: a row that failed alone (a sentence); its tokens are empty.
+        ended: rows whose grammar ended with the sampled token: nothing may follow it.
     """
 
     step_id: int
@@ -45,3 +46,4 @@ class StepResult:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    ended: frozenset[int] = frozenset()

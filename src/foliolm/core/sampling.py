@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from foliolm.core.errors import RequestError
+from foliolm.core.grammar import GrammarSpec
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -37,6 +38,7 @@ class SamplingParams:
         allowed_token_ids: if given, no other token can be sampled.
         bad_words_token_ids: token sequences whose last token is forbidden where the rest has just been generated.
         skip_special_tokens: leave special tokens out of the text.
+        grammar: what the text must follow; the request ends where it ends, whatever ``min_tokens`` says.
 
     Raises:
         RequestError: a value is out of range; the message holds the field, the value and the limit.
@@ -63,6 +65,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
+    grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from foliolm.core.errors import RequestError
+from foliolm.core.grammar import Grammars
 from foliolm.core.plan import StepPlan
 from foliolm.core.protocols import Clock, Executor, StepHandle
 from foliolm.core.record import RequestRecord, StepRecord
@@ -64,6 +66,7 @@ class Engine:
         ledger: keeps the books.
         info: what clients are told.
         depth: steps that may be in flight while the next is planned; 0 where the host computes.
+        grammars: compiles what answers must follow; None: requests with a grammar are refused.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class Engine:
         ledger: Ledger,
         info: EngineInfo,
         depth: int = 0,
+        grammars: Grammars | None = None,
     ) -> None:
+        self.grammars = grammars
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
@@ -93,10 +98,13 @@ class Engine:
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Take a group of requests, all of them or none.
 
+        Grammars are compiled here, unless ``prepare`` did it before in another thread.
+
         Raises:
             RequestError: one of them can never be served.
             QueueFullError: they do not all fit in the queue.
         """
+        self.prepare(requests)
         now = self.clock.now()
         taken: list[EngineRequest] = []
         try:
@@ -109,6 +117,19 @@ class Engine:
             raise
         for request in taken:
             self.ledger.open(request)
+
+    def prepare(self, requests: Sequence[EngineRequest]) -> None:
+        """Compile what the requests' answers must follow; the one method that any thread may call.
+
+        Raises:
+            RequestError: a grammar is wrong, or too large.
+        """
+        for request in requests:
+            spec = request.sampling.grammar
+            if spec is not None:
+                if self.grammars is None:
+                    raise RequestError(f"{spec.field} is given, but this engine compiles no grammars", spec.field)
+                self.grammars.prepare(spec)
 
     def abort(self, request_ids: Sequence[int]) -> list[TokenOutput]:
         """End requests now, whatever their state; ids that are unknown or have ended are passed over."""

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from foliolm.core.errors import QueueFullError
 from foliolm.core.record import StepRecord
-from foliolm.core.request import TokenOutput
+from foliolm.core.request import EngineRequest, TokenOutput
+from foliolm.engine.compiling import CompilingRequests
 from foliolm.engine.engine import Engine
 from foliolm.engine.messages import Abort, Add, EngineStats, Failure, StepOutputs, Stop, decode_to_engine, encode
 
@@ -38,6 +40,7 @@ class EngineLoop:
         self._accepted: list[int] = []
         self._refused: list[tuple[int, Failure]] = []
         self._outputs: list[TokenOutput] = []
+        self._compiling = CompilingRequests(engine.prepare)
         self._stopped = False
 
     def run(self) -> None:
@@ -47,10 +50,12 @@ class EngineLoop:
             busy = self.engine.has_work
             if not busy:
                 self._report_invariants()
-            timeout_ms = STALLED_POLL_MS if stalled else (0 if busy else None)
+            idle_ms = STALLED_POLL_MS if self._compiling else None
+            timeout_ms = STALLED_POLL_MS if stalled else (0 if busy else idle_ms)
             received = self._drain(timeout_ms)
             if self._stopped:
                 break
+            received |= self._take_compiled()
             record = None
             if self.engine.has_work:
                 self._outputs += self.engine.step()
@@ -59,6 +64,7 @@ class EngineLoop:
             stalled = not progressed and not self.engine.in_flight
             if progressed:
                 self._flush(record)
+        self._compiling.close()
 
     def _drain(self, timeout_ms: int | None) -> bool:
         if not self.inbox.poll(timeout_ms):
@@ -75,18 +81,41 @@ class EngineLoop:
         if isinstance(message, Stop):
             self._stopped = True
         elif isinstance(message, Abort):
+            self._compiling.abort(message.request_ids)
             self._outputs += self.engine.abort(message.request_ids)
         elif isinstance(message, Add):
             first = message.requests[0].request_id
-            try:
-                self.engine.add(message.requests)
-            except Exception as error:
-                failure = Failure.of(error)
-                if failure.kind == "engine":
-                    logger.exception("request %d could not be taken", first)
-                self._refused.append((first, failure))
+            limit = self.engine.scheduler.config.max_queued_requests
+            if all(request.sampling.grammar is None for request in message.requests):
+                self._add(first, message.requests)
+            elif len(self._compiling) >= limit:
+                error = QueueFullError(f"{len(self._compiling)} requests wait for their grammars; the limit is {limit}")
+                self._refused.append((first, Failure.of(error)))
             else:
-                self._accepted.append(first)
+                self._compiling.begin(message.requests)
+
+    def _take_compiled(self) -> bool:
+        ready = self._compiling.take_ready() if self._compiling else []
+        for first, requests, error in ready:
+            if error is None:
+                self._add(first, requests)
+            else:
+                self._refuse(first, error)
+        return bool(ready)
+
+    def _add(self, first: int, requests: tuple[EngineRequest, ...]) -> None:
+        try:
+            self.engine.add(requests)
+        except Exception as error:
+            self._refuse(first, error)
+        else:
+            self._accepted.append(first)
+
+    def _refuse(self, first: int, error: Exception) -> None:
+        failure = Failure.of(error)
+        if failure.kind == "engine":
+            logger.error("request %d could not be taken", first, exc_info=error)
+        self._refused.append((first, failure))
 
     def _flush(self, record: StepRecord | None) -> None:
         engine = self.engine

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from foliolm.core.grammar import Grammars
 from foliolm.core.plan import Admission, DecodeRows, LogitsAt, Row, StepPlan
 from foliolm.core.result import StepResult
 from foliolm.core.sampling import SamplingParams
@@ -61,6 +62,7 @@ class TorchExecutor:
         depth: 0: a step runs when it is submitted; 1 or more: on one worker thread, while the caller plans on.
         seed: the engine's; None: fresh entropy for requests without a seed.
         num_host_blocks: KV blocks a group in host memory, for swaps.
+        grammars: compiles what answers must follow; None: no request may have a grammar.
 
     Raises:
         ConfigError: the device's kernels cannot use blocks of this size.
@@ -75,10 +77,11 @@ class TorchExecutor:
         depth: int = 0,
         seed: int | None = None,
         num_host_blocks: int = 0,
+        grammars: Grammars | None = None,
     ) -> None:
         self.model = model
         self.kv = KVTensors(model.shape, model.dtype, model.device, num_blocks, block_size, num_host_blocks)
-        self._runner = ModelRunner(model, self.kv, seed)
+        self._runner = ModelRunner(model, self.kv, seed, grammars)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="foliolm-executor") if depth else None
         self._ended = 0.0
 

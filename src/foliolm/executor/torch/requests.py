@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from foliolm.core.errors import RequestError
+from foliolm.core.grammar import Grammars, GrammarState
 from foliolm.core.plan import Admission
 from foliolm.core.sampling import SamplingParams
 from foliolm.executor.torch.draws import fresh_key, seeded_key
@@ -26,6 +28,7 @@ class RequestTable:
         num_groups: KV groups.
         num_tokens: the model's token ids are below it.
         seed: the engine's; None: a request without a seed of its own draws fresh entropy.
+        grammars: compiles what answers must follow; None: requests with a grammar end with an error.
 
     Attributes:
         tokens: [slots, width] int32 prompt and output.
@@ -38,10 +41,14 @@ class RequestTable:
         sampling_rows: the same, as arrays.
         end_ids: by slot, ids that ``min_tokens`` forbids.
         history: by slot, penalties' counts, None where nothing asks for them.
+        grammar: by slot, how far the answer has come in its grammar; None where there is none.
     """
 
-    def __init__(self, num_groups: int, num_tokens: int, seed: int | None = None) -> None:
+    def __init__(
+        self, num_groups: int, num_tokens: int, seed: int | None = None, grammars: Grammars | None = None
+    ) -> None:
         self._seed = seed
+        self.grammars = grammars
         self._slots: dict[int, int] = {}
         self._free: list[int] = list(range(FIRST_SLOTS - 1, -1, -1))
         self.tokens: NDArray[np.int32] = np.zeros((FIRST_SLOTS, FIRST_WIDTH), np.int32)
@@ -54,6 +61,7 @@ class RequestTable:
         self.sampling_rows = SamplingRows(FIRST_SLOTS, num_tokens)
         self.end_ids: list[tuple[int, ...]] = [()] * FIRST_SLOTS
         self.history: list[History | None] = [None] * FIRST_SLOTS
+        self.grammar: list[GrammarState | None] = [None] * FIRST_SLOTS
         self._num_histories = 0
 
     def __len__(self) -> int:
@@ -98,6 +106,7 @@ class RequestTable:
         self.end_ids[slot] = tuple({*(() if sampling.ignore_eos else note.eos_token_ids), *sampling.stop_token_ids})
         penalised = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
         self._set_history(slot, History(note.token_ids, note.num_prompt_tokens) if penalised else None)
+        self._take_grammar(slot, note)
         self._clear_table(slot)
 
     def release(self, request_id: int) -> None:
@@ -107,6 +116,7 @@ class RequestTable:
             return
         self.sampling[slot] = None
         self._set_history(slot, None)
+        self.grammar[slot] = None
         self.end_ids[slot] = ()
         self._clear_table(slot)
         self._free.append(slot)
@@ -152,6 +162,24 @@ class RequestTable:
             if history is not None:
                 history.add(token)
 
+    def _take_grammar(self, slot: int, note: Admission) -> None:
+        """A new request begins its grammar; one that comes back goes on where its tokens stand."""
+        spec = note.sampling.grammar
+        if spec is None:
+            return
+        state = self.grammar[slot]
+        if state is None:
+            try:
+                if self.grammars is None:
+                    raise RequestError("this engine compiles no grammars", spec.field)
+                state = self.grammar[slot] = self.grammars.begin(spec)
+            except RequestError as error:
+                self.sampling_rows.fail(slot, str(error))
+                return
+        output = note.token_ids[note.num_prompt_tokens :]
+        if state.num_accepted != len(output):
+            state.restart(output)
+
     def _set_history(self, slot: int, history: History | None) -> None:
         self._num_histories += (history is not None) - (self.history[slot] is not None)
         self.history[slot] = history
@@ -174,6 +202,7 @@ class RequestTable:
             self.sampling_rows.grow(2 * size)
             self.end_ids.extend([()] * size)
             self.history.extend([None] * size)
+            self.grammar.extend([None] * size)
             self._free.extend(range(2 * size - 1, size - 1, -1))
         return self._free.pop()
 

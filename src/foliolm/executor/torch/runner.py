@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foliolm.core.grammar import Grammars
 from foliolm.core.plan import StepPlan
 from foliolm.core.request import TokenLogprobs
 from foliolm.core.result import StepResult, StepSeconds
@@ -31,13 +32,16 @@ class ModelRunner:
         model: the weights.
         kv: the pool.
         seed: the engine's; None: fresh entropy for requests without a seed.
+        grammars: compiles what answers must follow; None: no request may have a grammar.
     """
 
-    def __init__(self, model: DecoderModel, kv: KVTensors, seed: int | None = None) -> None:
+    def __init__(
+        self, model: DecoderModel, kv: KVTensors, seed: int | None = None, grammars: Grammars | None = None
+    ) -> None:
         self._model = model
         self._kv = kv
         self._attention = make_attention(model.device, kv.block_size)
-        self.requests = RequestTable(len(kv.specs), model.num_tokens, seed)
+        self.requests = RequestTable(len(kv.specs), model.num_tokens, seed, grammars)
         spec = kv.specs[0]
         self._batches = BatchBuilder(
             self.requests,
@@ -139,4 +143,5 @@ def _result(
         {rows[index]: [entry] for index, entry in sampled.logprobs.items()},
         prompts,
         {rows[index]: error for index, error in sampled.errors.items()},
+        frozenset(rows[index] for index in sampled.ended),
     )

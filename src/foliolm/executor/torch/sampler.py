@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foliolm.core.grammar import GrammarState
 from foliolm.core.request import TokenLogprobs
 from foliolm.executor.torch.draws import uniforms
 from foliolm.executor.torch.logits import edit_logits
@@ -18,7 +19,9 @@ from foliolm.executor.torch.requests import RequestTable
 FIRST_CANDIDATES = 512
 """Likeliest tokens that top-p looks at first; only where they do not reach p are more sorted."""
 NOT_FINITE = "the model's logits are not finite"
-NOTHING_LEFT = "no token may be sampled: allowed_token_ids, bad_words, logit_bias and min_tokens together forbid all"
+NOTHING_LEFT = (
+    "no token may be sampled: allowed_token_ids, bad_words, logit_bias, min_tokens and the grammar together forbid all"
+)
 
 
 @dataclass(slots=True)
@@ -29,15 +32,17 @@ class Sampled:
         tokens: [S]; meaningless where ``errors`` has the row.
         logprobs: by row, for those that asked.
         errors: by row, a sentence.
+        ended: rows whose grammar ended with their token.
     """
 
     tokens: NDArray[np.int64]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
 
 
 class Sampler:
-    """Chooses tokens; keeps no state of its own: all of it is the requests'.
+    """Chooses tokens; keeps no state of its own: all of it is the requests' (their grammars go on with each token).
 
     Args:
         table: the requests.
@@ -47,7 +52,7 @@ class Sampler:
         self._table = table
 
     def sample(self, logits: Tensor, slots: NDArray[np.int64]) -> Sampled:
-        """One token a row; appends nothing.
+        """One token a row; appends nothing but to grammars.
 
         Args:
             logits: [S, V] float32 as the model gave them; may be changed.
@@ -74,6 +79,10 @@ class Sampler:
             tokens = tokens.copy()
             tokens[random] = self._draw(chosen, slots[random])
         sampled = Sampled(tokens, errors=errors)
+        for row in edited.tolist():
+            grammar = self._table.grammar[int(slots[row])]
+            if grammar is not None and row not in errors:
+                self._advance(grammar, row, sampled)
         for row in reported:
             if row not in errors:
                 count = int(rows.logprobs[slots[row]])
@@ -95,6 +104,31 @@ class Sampler:
             if params.bad_words_token_ids or params.min_tokens:
                 output = table.tokens[slot, table.prompt_lengths[slot] : table.lengths[slot]].tolist()
             edit_logits(logits[row], params, table.end_ids[slot], output, table.history[slot])
+        self._mask(logits, [row for row in edited.tolist() if row not in errors], slots, errors)
+
+    def _mask(self, logits: Tensor, edited: list[int], slots: NDArray[np.int64], errors: dict[int, str]) -> None:
+        """Forbid what grammars forbid, in the rows that have one."""
+        table = self._table
+        states = [(row, state) for row in edited if (state := table.grammar[int(slots[row])]) is not None]
+        if not states or table.grammars is None:
+            return
+        raw = np.frombuffer(table.grammars.masks([state for _, state in states]), np.uint8).reshape(len(states), -1)
+        allowed = np.unpackbits(raw, axis=1, bitorder="little")[:, : logits.shape[1]]
+        forbidden = torch.from_numpy(allowed == 0)
+        if forbidden.shape[1] < logits.shape[1]:
+            forbidden = torch.nn.functional.pad(forbidden, (0, logits.shape[1] - forbidden.shape[1]), value=True)
+        at = torch.tensor([row for row, _ in states], device=logits.device)
+        logits[at] = logits[at].masked_fill(forbidden.to(logits.device), -math.inf)
+        for row, state in states:
+            if state.error is not None:
+                errors[row] = state.error
+
+    def _advance(self, grammar: GrammarState, row: int, sampled: Sampled) -> None:
+        grammar.accept(int(sampled.tokens[row]))
+        if grammar.error is not None:
+            sampled.errors[row] = grammar.error
+        elif grammar.ended:
+            sampled.ended.add(row)
 
     def _draw(self, logits: Tensor, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draw from softmax(logits / temperature), cut by min-p, then top-k, then top-p.

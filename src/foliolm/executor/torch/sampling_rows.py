@@ -15,7 +15,7 @@ class SamplingRows:
         temperature, top_p, min_p: float64.
         top_k: int64; the vocabulary's size keeps all.
         greedy: the likeliest token is taken.
-        edited: the logits may be changed before that (penalties, bias, bans).
+        edited: the logits may be changed before that (penalties, bias, bans, grammar).
         logprobs: alternatives to report, −1 for no logprobs.
         problem: a sentence where the parameters name tokens that do not exist.
     """
@@ -52,8 +52,14 @@ class SamplingRows:
             or params.min_tokens
             or params.logit_bias
             or params.allowed_token_ids is not None
+            or params.grammar is not None
             or self.problem[slot]
         )
+
+    def fail(self, slot: int, problem: str) -> None:
+        """The slot's request cannot be sampled for."""
+        self.problem[slot] = problem
+        self.edited[slot] = True
 
     def _problem(self, params: SamplingParams) -> str | None:
         for name, ids in (
