@@ -12,6 +12,7 @@ from foliolm.core.result import StepResult, StepSeconds
 from foliolm.core.sampling import SamplingParams
 from foliolm.kv import KVManager
 from foliolm.scheduler import Scheduler
+from support.content import ContentKV
 
 SPEC = KVSpec("all", num_layers=1, bytes_per_token=8)
 
@@ -68,6 +69,19 @@ class Driver:
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, TokenOutput] = {}
         self.plans: list[StepPlan] = []
+        self.content: ContentKV | None = None
+
+    def watch_content(self, sources: dict[int, EngineRequest]) -> None:
+        """From now on every plan is run on a model of the memory's content; ``sources`` by request id."""
+
+        def token(rid: int, position: int) -> int:
+            prompt = sources[rid].prompt_token_ids
+            return prompt[position] if position < len(prompt) else token_for(rid, position)
+
+        def root(rid: int):
+            return sources[rid].adapter, sources[rid].cache_salt
+
+        self.content = ContentKV(self.scheduler.config.block_size, token, root)
 
     def step(self) -> StepPlan:
         self.now += 1
@@ -75,6 +89,8 @@ class Driver:
         self.plans.append(plan)
         self.check_admissions(plan)
         if plan.num_rows:
+            if self.content is not None:
+                self.content.run(plan)
             self.flights.append(plan)
         if self.flights and (len(self.flights) > self.depth or not plan.num_rows):
             self.commit()
@@ -87,13 +103,13 @@ class Driver:
             rid, prompt = note.request_id, note.num_prompt_tokens
             row = rows[rid]
             assert row.whole_table
-            assert row.context == 0
+            assert row.context == note.num_cached_tokens
             if self.virtual:
                 continue
             generated = [token_for(rid, position) for position in range(prompt, len(note.token_ids))]
             assert list(note.token_ids[prompt:]) == generated
             if row.logits & LogitsAt.LAST:
-                assert row.num_new_tokens == len(note.token_ids), "it would compute a token that is not known yet"
+                assert row.context + row.num_new_tokens == len(note.token_ids), "a token is not known yet"
 
     def commit(self) -> None:
         plan = self.flights.popleft()

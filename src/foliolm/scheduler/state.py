@@ -109,11 +109,11 @@ class SchedulerState:
         Returns:
             Blocks a group that nobody holds any more.
         """
+        self.promises.withdraw(request)
         if request.state is State.WAITING:
             self.waiting.forget(request)
         elif request.state is State.PREFILLING:
             del self.prefilling[request.request_id]
-            self.promises.withdraw(request)
         elif request.state is State.DECODING:
             self.decodes.leave(request)
             request.last_step = max(request.last_step, self.last_decode_step)
@@ -122,7 +122,6 @@ class SchedulerState:
 
     def retire(self, request: Request) -> None:
         """A request ends, wherever it is. The executor is told to forget it by the next plan."""
-        self.promises.withdraw(request)
         self.withdraw(request)
         request.state = State.FINISHED
         del self.requests[request.request_id]
