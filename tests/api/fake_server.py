@@ -4,12 +4,16 @@ import argparse
 import json
 
 from foliolm.api.app import build_app
+from foliolm.api.launch import limits_of
 from foliolm.api.listener import bind
+from foliolm.api.options import ServerOptions
+from foliolm.api.request_log import RequestLog
 from foliolm.api.served_model import ServedModel
 from foliolm.api.server import serve
 from foliolm.api.service import Service
 from foliolm.engine.client import ProcessClient
 from foliolm.engine.process import EngineSpec
+from foliolm.engine.supervisor import Supervision
 from foliolm.ledger.metrics import Metrics
 from foliolm.text.byte_alphabet import BYTE_OF
 from foliolm.text.tokenizer import Tokenizer
@@ -46,22 +50,34 @@ def served_model(max_model_len):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("settings", type=json.loads)
-    parser.add_argument("--shutdown-timeout", type=float, default=30.0)
-    options = parser.parse_args()
+    parser.add_argument("--options", type=json.loads, default={}, help="ServerOptions")
+    arguments = parser.parse_args()
+    lists = {name: tuple(value) for name, value in arguments.options.items() if isinstance(value, list)}
+    options = ServerOptions(**{**arguments.options, **lists})
     listener = bind("127.0.0.1", 0)
     metrics = Metrics("fake")
-    client = ProcessClient([EngineSpec("fake_engine:build_from", (options.settings,))], on_step=metrics.observe_outputs)
+    client = ProcessClient(
+        [EngineSpec("fake_engine:build_from", (arguments.settings,))],
+        on_step=metrics.observe_outputs,
+        on_death=metrics.observe_death,
+        on_restart=metrics.observe_restart,
+        supervision=Supervision(max_restarts=options.engine_restarts, stuck_after_s=options.engine_stuck_timeout),
+    )
     client.launch()
     info = client.wait_ready(print)
-    service = Service(served_model(info.max_model_len), client, metrics)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    policy = arguments.settings.get("scheduling_policy", "fcfs")
+    service = Service(served_model(info.max_model_len), client, metrics, policy, limits_of(options))
+    url = f"{options.scheme}://127.0.0.1:{listener.getsockname()[1]}"
+    log = None if options.request_log is None else RequestLog(options.request_log)
     serve(
-        build_app(service),
+        build_app(service, options, log),
         service,
         listener,
-        options.shutdown_timeout,
+        options,
         lambda: print(f"ready: fake on {url}", flush=True),
     )
+    if log is not None:
+        log.close()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ def server():
 @pytest.fixture
 def own_server():
     """For tests that end the server."""
-    running = ServerProcess("-m", "fake_server", json.dumps(ROOMY), "--shutdown-timeout", "1")
+    running = ServerProcess(
+        "-m", "fake_server", json.dumps(ROOMY), "--options", json.dumps({"shutdown_timeout": 1, "engine_restarts": 0})
+    )
     yield running
     running.stop(signal.SIGKILL)
 

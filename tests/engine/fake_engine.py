@@ -90,9 +90,10 @@ class FakeExecutor:
         self.closed = True
 
 
-def build(step_seconds=0.0, refuse=None, engine_index=0, report=lambda text: None, **settings):
+def build(step_seconds=0.0, refuse=None, start_seconds=0.0, engine_index=0, report=lambda text: None, **settings):
     """An engine; keyword arguments beyond the first are ``SchedulerConfig``'s, and ``depth``."""
     report("building a fake engine")
+    time.sleep(start_seconds)
     if refuse == "config":
         raise ConfigError("--block-size is 0; it must be at least 1")
     if refuse == "crash":

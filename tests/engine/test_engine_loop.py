@@ -24,6 +24,9 @@ class Sink:
         self.error = output.error
         self.stamps = output.stamps
 
+    def on_decision(self, decision):
+        pass
+
     def on_error(self, error):
         self.error = str(error)
 

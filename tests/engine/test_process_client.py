@@ -17,6 +17,7 @@ from foliolm.core.request import EngineRequest, FinishReason
 from foliolm.core.sampling import SamplingParams
 from foliolm.engine.client import ProcessClient
 from foliolm.engine.process import EngineSpec
+from foliolm.engine.supervisor import Supervision
 
 HERE = str(Path(__file__).parent)
 PATIENCE_S = 30
@@ -39,6 +40,9 @@ class Sink:
             self.reason = output.finish_reason
             self.ended.set()
 
+    def on_decision(self, decision):
+        pass
+
     def on_error(self, error):
         self.error = error
         self.ended.set()
@@ -49,8 +53,8 @@ def request(prompt, max_tokens=5):
 
 
 @asynccontextmanager
-async def running(*specs):
-    client = ProcessClient(specs)
+async def running(*specs, **options):
+    client = ProcessClient(specs, **options)
     client.launch()
     client.wait_ready(lambda text: None)
     client.attach()
@@ -127,7 +131,8 @@ def test_a_cancelled_add_leaves_nothing_behind():
 def test_engine_death_reaches_every_open_request_and_spares_the_other_engine(how):
     async def scenario():
         deaths = []
-        async with running(spec(step_seconds=0.02), spec(step_seconds=0.02)) as client:
+        never = Supervision(max_restarts=0)
+        async with running(spec(step_seconds=0.02), spec(step_seconds=0.02), supervision=never) as client:
             client.on_death = lambda engine, error: deaths.append(engine)
             sinks = [Sink() for _ in range(8)]
             for i, sink in enumerate(sinks):

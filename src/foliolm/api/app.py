@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from foliolm.api.chat import chat_completions
 from foliolm.api.completions import completions
-from foliolm.api.errors import GenerationFailedError, error_response
+from foliolm.api.errors import GenerationFailedError, error_response, refusal_reason
+from foliolm.api.life import add_life_routes
+from foliolm.api.middleware import Access, ApiKeys
+from foliolm.api.options import ServerOptions
+from foliolm.api.request_log import RequestLog
 from foliolm.api.service import Service
 from foliolm.core.errors import EngineDeadError, FolioError
 from foliolm.ledger.metrics import CONTENT_TYPE
@@ -24,25 +28,15 @@ from foliolm.version import __version__
 logger = logging.getLogger("foliolm.api")
 
 
-class ArrivalStamp:
-    """ASGI middleware: every clock that a client can feel starts when its request is accepted.
+def build_app(service: Service, options: ServerOptions | None = None, log: RequestLog | None = None) -> ASGIApp:
+    """The application around a service whose client has been started; its lifespan attaches the client's outputs.
 
     Args:
-        app: the application.
+        service: what answers.
+        options: keys and CORS.
+        log: takes a line a request.
     """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request whose scope says when it came (``arrival_ns``, monotonic)."""
-        if scope["type"] == "http":
-            scope["arrival_ns"] = time.monotonic_ns()
-        await self.app(scope, receive, send)
-
-
-def build_app(service: Service) -> FastAPI:
-    """The application around a service whose client has been started; its lifespan attaches the client's outputs."""
+    options = options or ServerOptions()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -50,10 +44,22 @@ def build_app(service: Service) -> FastAPI:
         yield
 
     app = FastAPI(title="FolioLM", version=__version__, lifespan=lifespan)
-    app.add_middleware(ArrivalStamp)
-    _add_errors(app)
+    # The last one added is the outermost: a preflight has no key, and a refusal must be readable by a browser.
+    if options.keys():
+        app.add_middleware(ApiKeys, keys=options.keys())
+    if options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=options.allowed_methods or ("GET", "POST"),
+            allow_headers=options.allowed_headers or ("*",),
+            allow_credentials=options.allow_credentials,
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    _add_errors(app, service)
     _add_routes(app, service)
-    return app
+    add_life_routes(app, service)
+    return Access(app, log)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
@@ -80,15 +86,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ]
         return JSONResponse({"object": "list", "data": entries})
 
-    @app.get("/health")
-    async def health() -> Response:
-        if service.draining:
-            return JSONResponse({"status": "draining"}, 503)
-        dead = service.client.dead
-        if dead:
-            return JSONResponse({"status": "dead", "engines": {str(i): str(e) for i, e in dead.items()}}, 503)
-        return JSONResponse({"status": "ok"})
-
     @app.get("/version")
     async def version() -> JSONResponse:
         return JSONResponse({"version": __version__})
@@ -99,16 +96,17 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(FolioError)
     async def known(request: Request, error: FolioError) -> Response:
         if isinstance(error, EngineDeadError):
             logger.warning("%s %s: %s", request.method, request.url.path, error)
-        return error_response(error)
+        service.metrics.observe_refusal(refusal_reason(error))
+        return _logged(request, error)
 
     @app.exception_handler(GenerationFailedError)
     async def failed(request: Request, error: GenerationFailedError) -> Response:
-        return error_response(error)
+        return _logged(request, error)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
@@ -122,4 +120,9 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
-        return error_response(error)
+        return _logged(request, error)
+
+
+def _logged(request: Request, error: Exception) -> Response:
+    request.scope["log"]["error"] = str(error)
+    return error_response(error)

@@ -15,7 +15,7 @@ from foliolm.api.logprobs import chat_logprobs
 from foliolm.api.protocol import ChatBody
 from foliolm.api.sampling import sampling_of
 from foliolm.api.service import Answer, Service, usage_of
-from foliolm.api.stream import DONE, EventStream, JSONBytes, event, unless_disconnected
+from foliolm.api.stream import DONE, JSONBytes, event, unless_disconnected
 from foliolm.core.request import FinishReason
 
 
@@ -23,7 +23,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     """Answer a conversation, whole or streamed."""
     arrival_ns: int = request.scope["arrival_ns"]
     body = await service.read(request, ChatBody)
-    answer = service.answer(body, "chatcmpl")
+    answer = service.answer(request, body, "chatcmpl")
     sampling = sampling_of(body, service.model)
     continued = bool(body.continue_final_message)
     prompt = await service.model.encode_chat_off_loop(
@@ -36,7 +36,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     headers = {"x-request-id": answer.id}
     if body.stream:
         events = _events(service, generation, body, answer)
-        return EventStream(events, lambda: service.release(generation), headers)
+        return service.stream(generation, events, headers)
     try:
         wholes = await unless_disconnected(request.receive, generation.results(), generation.abort)
         choices = [

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from foliolm.core.errors import EngineDeadError
+from foliolm.core.errors import FolioError
+from foliolm.core.plan import Decision, DecisionKind
 from foliolm.core.request import FinishReason, RequestStamps, TokenLogprobs, TokenOutput
 from foliolm.core.sampling import SamplingParams
+
+
+class ChoiceState(enum.StrEnum):
+    """Where a choice is that has not ended, as the engine last told."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
 
 
 class TextStream(Protocol):
@@ -74,6 +84,7 @@ class Choice:
         notify: called when there is something to read.
         end: called with the request's id when a stop string ended it; must make the engine drop the request.
         meter: takes its times, or None.
+        on_turn: called when it is let in for the first time, loses its memory, or comes back.
     """
 
     def __init__(
@@ -85,6 +96,7 @@ class Choice:
         notify: Callable[[], None],
         end: Callable[[int], None],
         meter: Meter | None = None,
+        on_turn: Callable[[], None] | None = None,
     ) -> None:
         self.index = index
         self.prompt_token_ids = prompt_token_ids
@@ -94,11 +106,13 @@ class Choice:
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.stamps: RequestStamps | None = None
         self.finish_reason: FinishReason | None = None
-        self.dead: EngineDeadError | None = None
+        self.dead: FolioError | None = None
+        self.state = ChoiceState.WAITING
         self._text = text
         self._notify = notify
         self._end = end
         self._meter = meter
+        self._on_turn = on_turn
         self._delta = Delta()
         self._has_news = False
 
@@ -137,8 +151,15 @@ class Choice:
             self._finish(output.finish_reason, self._text.stop_reason or output.stop_reason)
         self._changed()
 
-    def on_error(self, error: EngineDeadError) -> None:
-        """The engine is gone."""
+    def on_decision(self, decision: Decision) -> None:
+        """The scheduler let it in, or took its memory."""
+        admitted = decision.kind is DecisionKind.ADMIT
+        self.state = ChoiceState.RUNNING if admitted else ChoiceState.PREEMPTED
+        if self._on_turn is not None:
+            self._on_turn()
+
+    def on_error(self, error: FolioError) -> None:
+        """The engine is gone, or its time is up."""
         if self.finish_reason is None:
             self.dead = error
             self._delta.error = str(error)

@@ -15,7 +15,7 @@ from foliolm.api.logprobs import CompletionLogprobs
 from foliolm.api.protocol import CompletionBody
 from foliolm.api.sampling import sampling_of
 from foliolm.api.service import Answer, Service, usage_of
-from foliolm.api.stream import DONE, EventStream, JSONBytes, event, unless_disconnected
+from foliolm.api.stream import DONE, JSONBytes, event, unless_disconnected
 from foliolm.core.errors import RequestError
 from foliolm.core.request import FinishReason
 
@@ -24,7 +24,7 @@ async def completions(service: Service, request: Request) -> Response:
     """Continue one prompt or several, whole or streamed. Prompts are texts or lists of token ids."""
     arrival_ns: int = request.scope["arrival_ns"]
     body = await service.read(request, CompletionBody)
-    answer = service.answer(body, "cmpl")
+    answer = service.answer(request, body, "cmpl")
     sampling = sampling_of(body, service.model)
     prompts = [await _token_ids(service, prompt) for prompt in _prompts(body)]
     generation = await service.generate(body, answer, prompts, sampling, "prompt", arrival_ns)
@@ -32,7 +32,7 @@ async def completions(service: Service, request: Request) -> Response:
     headers = {"x-request-id": answer.id}
     if body.stream:
         events = _events(service, generation, body, answer, logprobs)
-        return EventStream(events, lambda: service.release(generation), headers)
+        return service.stream(generation, events, headers)
     try:
         wholes = await unless_disconnected(request.receive, generation.results(), generation.abort)
         choices = [_part(choice, whole, logprobs) for choice, whole in zip(generation.choices, wholes, strict=True)]

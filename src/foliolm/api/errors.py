@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from foliolm.core.errors import EngineDeadError, QueueFullError, RequestError
+from foliolm.core.errors import EngineDeadError, FolioError, QueueFullError, RequestError
 
 
 class ModelNotFoundError(RequestError):
@@ -19,6 +19,14 @@ class BodyTooLargeError(RequestError):
 
 class ServerDrainingError(EngineDeadError):
     """The server is shutting down; an HTTP 503 with Retry-After."""
+
+
+class RequestTimeoutError(FolioError):
+    """A request was not answered within its time; an HTTP 504."""
+
+
+class UnauthorizedError(FolioError):
+    """The request bears no key, or one that is not known; an HTTP 401."""
 
 
 class GenerationFailedError(Exception):
@@ -39,6 +47,19 @@ def error_response(error: Exception) -> JSONResponse:
     return JSONResponse(error_body(error), status, headers)
 
 
+def refusal_reason(error: FolioError) -> str:
+    """Why a request was turned away, as a metric's label."""
+    if isinstance(error, RequestError):
+        return "invalid"
+    if isinstance(error, QueueFullError):
+        return "queue_full"
+    if isinstance(error, RequestTimeoutError):
+        return "timeout"
+    if isinstance(error, ServerDrainingError):
+        return "draining"
+    return "engine_dead"
+
+
 def _classified(error: Exception) -> tuple[int, str, dict[str, str]]:
     if isinstance(error, ModelNotFoundError):
         return 404, "not_found_error", {}
@@ -51,5 +72,10 @@ def _classified(error: Exception) -> tuple[int, str, dict[str, str]]:
     if isinstance(error, ServerDrainingError):
         return 503, "service_unavailable_error", {"retry-after": "5", "connection": "close"}
     if isinstance(error, EngineDeadError):
-        return 503, "service_unavailable_error", {}
+        return 503, "service_unavailable_error", {"retry-after": "5"}
+    if isinstance(error, RequestTimeoutError):
+        # Clients that try again by themselves would double the load that made it late.
+        return 504, "timeout_error", {"x-should-retry": "false"}
+    if isinstance(error, UnauthorizedError):
+        return 401, "authentication_error", {"www-authenticate": "Bearer"}
     return 500, "internal_server_error", {}

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from foliolm.api.choice import Choice, Delta
-from foliolm.api.errors import GenerationFailedError
-from foliolm.core.errors import EngineDeadError
+from foliolm.api.choice import Choice, ChoiceState, Delta
+from foliolm.api.errors import GenerationFailedError, RequestTimeoutError
+from foliolm.core.errors import FolioError
 from foliolm.core.request import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
     from foliolm.engine.client import ProcessClient
+
+Notify = Callable[[], None]
+ChoiceMaker = Callable[[Notify, Callable[[int], None], Notify], Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a request may take, in seconds from its arrival; None: as long as it likes.
+
+    Attributes:
+        total_s: to its end.
+        queue_s: to the step that lets it in first.
+        source: the field or flag that says ``total_s``, for people.
+    """
+
+    total_s: float | None = None
+    queue_s: float | None = None
+    source: str = "timeout"
 
 
 class Generation:
@@ -20,27 +40,91 @@ class Generation:
 
     Args:
         client: the engine's client.
+        names: under which an abort may ask for it.
+        deadlines: when it is given up.
+        on_timeout: called with ``total`` or ``queue`` when that happens.
     """
 
-    def __init__(self, client: ProcessClient) -> None:
+    def __init__(
+        self,
+        client: ProcessClient,
+        names: frozenset[str] = frozenset(),
+        deadlines: Deadlines | None = None,
+        on_timeout: Callable[[str], None] | None = None,
+    ) -> None:
+        self.names = names
+        self.turn = asyncio.Event()
         self._client = client
+        self._deadlines = deadlines or Deadlines()
+        self._on_timeout = on_timeout
+        self._timers: list[asyncio.TimerHandle] = []
         self._news = asyncio.Event()
         self._requests: list[EngineRequest] = []
         self._ids: tuple[int, ...] = ()
         self.choices: list[Choice] = []
 
-    def add(self, request: EngineRequest, make: Callable[[Callable[[], None], Callable[[int], None]], Choice]) -> None:
-        """One more choice. ``make`` is given the two callbacks that ``Choice`` wants."""
+    def add(self, request: EngineRequest, make: ChoiceMaker) -> None:
+        """One more choice. ``make`` is given the callbacks that ``Choice`` wants."""
         self._requests.append(request)
-        self.choices.append(make(self._news.set, lambda request_id: self._client.abort([request_id])))
+        self.choices.append(make(self._news.set, lambda request_id: self._client.abort([request_id]), self.turn.set))
 
     async def start(self) -> None:
         """Hand all choices to the engine, all or none, and wait until it takes them.
 
         Raises:
             RequestError, QueueFullError, EngineDeadError: as the client's ``add``.
+            RequestTimeoutError: the engine did not take them in time.
         """
-        self._ids = await self._client.add(self._requests, self.choices)
+        add = self._client.add(self._requests, self.choices)
+        limits = [seconds for seconds in (self._deadlines.total_s, self._deadlines.queue_s) if seconds is not None]
+        if not limits:
+            self._ids = await add
+            return
+        try:
+            self._ids = await asyncio.wait_for(add, max(0.0, min(limits) - self._age_s))
+        except TimeoutError:
+            total = self._deadlines.total_s
+            raise self._timed_out("total" if total is not None and total <= min(limits) else "queue") from None
+        for phase, seconds in (("total", self._deadlines.total_s), ("queue", self._deadlines.queue_s)):
+            if seconds is not None:
+                loop = asyncio.get_running_loop()
+                self._timers.append(loop.call_later(max(0.0, seconds - self._age_s), self._expire, phase))
+
+    @property
+    def state(self) -> ChoiceState:
+        """``running`` if any choice is; else ``preempted`` if any is; else ``waiting``."""
+        states = {choice.state for choice in self.choices if choice.finish_reason is None}
+        for state in (ChoiceState.RUNNING, ChoiceState.PREEMPTED):
+            if state in states:
+                return state
+        return ChoiceState.WAITING if states else ChoiceState.RUNNING
+
+    @property
+    def _age_s(self) -> float:
+        return (time.monotonic_ns() - self._requests[0].arrival_ns) * 1e-9
+
+    def _expire(self, phase: str) -> None:
+        if phase == "queue" and all(choice.state is not ChoiceState.WAITING for choice in self.choices):
+            return
+        if any(choice.finish_reason is None for choice in self.choices):
+            self.fail(self._timed_out(phase))
+
+    def _timed_out(self, phase: str) -> RequestTimeoutError:
+        if self._on_timeout is not None:
+            self._on_timeout(phase)
+        if phase == "queue":
+            return RequestTimeoutError(
+                f"the request waited {self._age_s:.1f} s to be run; --queue-timeout is {self._deadlines.queue_s:g} s"
+            )
+        return RequestTimeoutError(
+            f"the request took {self._age_s:.1f} s; {self._deadlines.source} is {self._deadlines.total_s:g} s"
+        )
+
+    def close(self) -> None:
+        """Nobody waits for it any more; deadlines no longer matter."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
 
     def abort(self) -> None:
         """Give up what has not ended. Idempotent; whoever reads sees the choices end."""
@@ -48,7 +132,7 @@ class Generation:
         for choice in self.choices:
             choice.abandon()
 
-    def fail(self, error: EngineDeadError) -> None:
+    def fail(self, error: FolioError) -> None:
         """End what has not ended with an error that its reader gets to see."""
         self._client.abort(self._ids)
         for choice in self.choices:
@@ -90,7 +174,8 @@ class Generation:
         """The whole of each choice, once all have ended.
 
         Raises:
-            EngineDeadError: the engine died.
+            EngineDeadError: the engine died, or the server ends.
+            RequestTimeoutError: a deadline has passed.
             GenerationFailedError: the engine ended a choice with an error.
         """
         # Deltas coalesce, so nothing needs to be read before the last choice has ended.

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from foliolm.api.app import build_app
+from foliolm.api.options import ServerOptions
+from foliolm.api.request_log import RequestLog
 from foliolm.api.served_model import ServedModel
 from foliolm.api.server import serve
-from foliolm.api.service import Service
+from foliolm.api.service import Service, ServiceLimits
 from foliolm.core.config import EngineConfig
 from foliolm.engine.client import ProcessClient
 from foliolm.engine.engine import EngineInfo
 from foliolm.engine.process import EngineSpec
+from foliolm.engine.supervisor import Supervision
 from foliolm.ledger.metrics import Metrics
 from foliolm.weights.checkpoint import ModelFiles
 
@@ -21,16 +24,61 @@ ENGINE_FACTORY = "foliolm.assemble:build_engine"
 
 
 @dataclass(frozen=True)
-class ServerOptions:
-    """What concerns the HTTP side alone.
+class Started:
+    """An engine in a process of its own, ready for requests, and the text side of its model."""
 
-    Attributes:
-        shutdown_timeout_s: seconds that open requests may take to end after a first SIGTERM or Ctrl-C.
-        max_body_bytes: longest request body.
+    client: ProcessClient
+    model: ServedModel
+    info: EngineInfo
+
+
+def start_engine(
+    config: EngineConfig,
+    files: ModelFiles,
+    report: Callable[[str], None],
+    metrics: Metrics | None = None,
+    supervision: Supervision | None = None,
+    factory: str = ENGINE_FACTORY,
+) -> Started:
+    """Start an engine in a process of its own and wait until it is ready. The caller closes the client.
+
+    Args:
+        config: the engine's settings.
+        files: the opened model.
+        report: takes lines about the start-up.
+        metrics: are told what the engine does.
+        supervision: how patient to be with it.
+        factory: builds the engine, in its process; ``module:function`` called with ``config``.
+
+    Raises:
+        ConfigError, ModelError, EngineDeadError: the engine did not start; nothing is left behind.
     """
+    client = ProcessClient(
+        [EngineSpec(factory, (config,))],
+        on_step=metrics.observe_outputs if metrics else None,
+        on_death=metrics.observe_death if metrics else None,
+        on_restart=metrics.observe_restart if metrics else None,
+        supervision=supervision,
+    )
+    client.launch()
+    try:
+        # The engine loads its weights meanwhile.
+        model = ServedModel.of(config, files)
+        info = client.wait_ready(report)
+    except BaseException:
+        client.close()
+        raise
+    return Started(client, replace(model, max_model_len=info.max_model_len), info)
 
-    shutdown_timeout_s: float = 30.0
-    max_body_bytes: int = 32 << 20
+
+def limits_of(options: ServerOptions) -> ServiceLimits:
+    """What the options say of a single request."""
+    return ServiceLimits(
+        max_body_bytes=options.max_body_bytes,
+        request_timeout_s=options.request_timeout,
+        queue_timeout_s=options.queue_timeout,
+        heartbeat_s=options.sse_heartbeat,
+    )
 
 
 def run_server(
@@ -58,19 +106,14 @@ def run_server(
     """
     names = config.served_model_name or (config.model,)
     metrics = Metrics(names[0])
-    client = ProcessClient(
-        [EngineSpec(factory, (config,))],
-        on_step=metrics.observe_outputs,
-    )
-    client.launch()
+    supervision = Supervision(max_restarts=options.engine_restarts, stuck_after_s=options.engine_stuck_timeout)
+    log = None if options.request_log is None else RequestLog(options.request_log)
     try:
-        # The engine loads its weights meanwhile.
-        model = ServedModel.of(config, files)
-        info = client.wait_ready(report)
-        model = replace(model, max_model_len=info.max_model_len)
-        service = Service(model, client, metrics, config.scheduling_policy, options.max_body_bytes)
-        app = build_app(service)
-        serve(app, service, listener, options.shutdown_timeout_s, lambda: on_ready(model, info))
+        started = start_engine(config, files, report, metrics, supervision, factory)
+        service = Service(started.model, started.client, metrics, config.scheduling_policy, limits_of(options))
+        app = build_app(service, options, log)
+        serve(app, service, listener, options, lambda: on_ready(started.model, started.info))
     finally:
-        client.close()
         listener.close()
+        if log is not None:
+            log.close()

@@ -57,6 +57,7 @@ class GenerationBody(_Strict):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = Field(default=None, max_length=256)
+    timeout: float | None = Field(default=None, gt=0, le=86_400)
     user: str | None = Field(default=None, max_length=256)
     response_format: ResponseFormat | None = None
 

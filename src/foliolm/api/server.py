@@ -8,8 +8,9 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
+from foliolm.api.options import ServerOptions
 from foliolm.api.service import Service
 
 
@@ -64,10 +65,10 @@ class DrainingServer(uvicorn.Server):
 
 
 def serve(
-    app: FastAPI,
+    app: ASGIApp,
     service: Service,
     listener: socket.socket,
-    shutdown_timeout_s: float,
+    options: ServerOptions,
     on_ready: Callable[[], None],
 ) -> None:
     """Serve until a signal ends it; the engines are stopped at the end, the port is released last."""
@@ -80,8 +81,11 @@ def serve(
         timeout_keep_alive=75,
         backlog=2048,
         lifespan="on",
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        server_header=False,
     )
-    server = DrainingServer(config, service, shutdown_timeout_s, on_ready)
+    server = DrainingServer(config, service, options.shutdown_timeout, on_ready)
     try:
         server.run(sockets=[listener])
     finally:

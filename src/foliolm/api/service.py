@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from foliolm.api.choice import Choice
 from foliolm.api.errors import BodyTooLargeError, ModelNotFoundError, ServerDrainingError
-from foliolm.api.generation import Generation
+from foliolm.api.generation import ChoiceMaker, Deadlines, Generation
 from foliolm.api.protocol import Body, GenerationBody, parse_body
 from foliolm.api.sampling import check_options
 from foliolm.api.served_model import ServedModel
+from foliolm.api.stream import Comments, EventStream
 from foliolm.core.errors import RequestError
 from foliolm.core.request import EngineRequest
 from foliolm.core.sampling import SamplingParams
@@ -38,11 +39,38 @@ class Answer:
         id: the answer's id, also sent as ``x-request-id``.
         created: Unix seconds.
         model: the name that the client asked for, or the model's first.
+        names: under which an abort may ask for it: the answer's id, and those that the client gave.
+        log: takes what the request's log line is to say.
     """
 
     id: str
     created: int
     model: str
+    names: frozenset[str] = frozenset()
+    log: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """What one request may take, and how its reader is kept waiting.
+
+    Attributes:
+        max_body_bytes: longest request body.
+        request_timeout_s: seconds from arrival to the end; a request may ask for less. None: no limit.
+        queue_timeout_s: seconds from arrival to the first step. None: no limit.
+        heartbeat_s: a stream that has sent nothing for so long sends a comment; 0: never.
+    """
+
+    max_body_bytes: int = 32 << 20
+    request_timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    heartbeat_s: float = 15.0
+
+    def deadlines(self, timeout_s: float | None) -> Deadlines:
+        """Of a request that asks for ``timeout_s``."""
+        if timeout_s is None or (self.request_timeout_s is not None and self.request_timeout_s < timeout_s):
+            return Deadlines(self.request_timeout_s, self.queue_timeout_s, "--request-timeout")
+        return Deadlines(timeout_s, self.queue_timeout_s)
 
 
 class Service:
@@ -53,7 +81,7 @@ class Service:
         client: the engine's client, started.
         metrics: of this server.
         scheduling_policy: ``fcfs`` or ``priority``; a priority is refused where it would do nothing.
-        max_body_bytes: longest request body.
+        limits: of what one request may take.
     """
 
     def __init__(
@@ -62,13 +90,13 @@ class Service:
         client: ProcessClient,
         metrics: Metrics,
         scheduling_policy: str = "fcfs",
-        max_body_bytes: int = 32 << 20,
+        limits: ServiceLimits | None = None,
     ) -> None:
         self.model = model
         self.client = client
         self.metrics = metrics
         self.scheduling_policy = scheduling_policy
-        self.max_body_bytes = max_body_bytes
+        self.limits = limits or ServiceLimits()
         self.draining = False
         self.open: set[Generation] = set()
 
@@ -81,18 +109,27 @@ class Service:
         """
         if self.draining:
             raise ServerDrainingError("the server is shutting down; try again later")
+        return parse_body(kind, await self.read_raw(request))
+
+    async def read_raw(self, request: Request) -> bytes:
+        """The request's body, within the limit.
+
+        Raises:
+            BodyTooLargeError: it is longer.
+        """
+        limit = self.limits.max_body_bytes
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > self.max_body_bytes:
-            raise BodyTooLargeError(f"the body has {declared} bytes; the limit is {self.max_body_bytes}")
+        if declared.isdigit() and int(declared) > limit:
+            raise BodyTooLargeError(f"the body has {declared[:20]} bytes; the limit is {limit} (--max-body-bytes)")
         parts, size = [], 0
         async for part in request.stream():
             size += len(part)
-            if size > self.max_body_bytes:
-                raise BodyTooLargeError(f"the body has more than {self.max_body_bytes} bytes, which is the limit")
+            if size > limit:
+                raise BodyTooLargeError(f"the body has more than {limit} bytes, the limit (--max-body-bytes)")
             parts.append(part)
-        return parse_body(kind, b"".join(parts))
+        return b"".join(parts)
 
-    def answer(self, body: GenerationBody, prefix: str) -> Answer:
+    def answer(self, request: Request, body: GenerationBody, prefix: str) -> Answer:
         """The answer's frame.
 
         Raises:
@@ -111,8 +148,12 @@ class Service:
                 "start it with --scheduling-policy priority",
                 "priority",
             )
-        identifier = f"{prefix}-{body.request_id or secrets.token_hex(12)}"
-        return Answer(identifier, int(time.time()), body.model or self.model.name)
+        given = request.scope.get("request_id")
+        identifier = f"{prefix}-{body.request_id or given or secrets.token_hex(12)}"
+        aliases = frozenset(name for name in (identifier, body.request_id, given) if name)
+        log = request.scope.get("log", {})
+        log.update(answer=identifier, model=body.model or self.model.name, stream=bool(body.stream), user=body.user)
+        return Answer(identifier, int(time.time()), body.model or self.model.name, aliases, log)
 
     async def generate(
         self,
@@ -134,7 +175,9 @@ class Service:
                 f"the limit is {MAX_CHOICES} a request",
                 "n",
             )
-        generation = Generation(self.client)
+        deadlines = self.limits.deadlines(body.timeout)
+        generation = Generation(self.client, answer.names, deadlines, self.metrics.observe_timeout)
+        answer.log["generation"] = generation
         for number, prompt in enumerate(prompts):
             self.model.check_prompt(prompt, field)
             room = self.model.room(len(prompt), sampling.max_tokens)
@@ -152,28 +195,59 @@ class Service:
                 )
                 generation.add(request, self._maker(number * sampling.n + child, prompt, request))
         self.metrics.observe_params(sampling.n)
-        await generation.start()
+        # Open from here on, so that a drain and an abort find it while the engine has not answered yet.
         self.open.add(generation)
+        try:
+            await generation.start()
+        except BaseException:
+            self.release(generation)
+            raise
         return generation
 
-    def _maker(
-        self, index: int, prompt: Sequence[int], request: EngineRequest
-    ) -> Callable[[Callable[[], None], Callable[[int], None]], Choice]:
-        def make(notify: Callable[[], None], end: Callable[[int], None]) -> Choice:
+    def stream(
+        self, generation: Generation, events: AsyncGenerator[bytes, None], headers: dict[str, str]
+    ) -> EventStream:
+        """The response that streams a generation's events, and comments while there are none."""
+        return EventStream(
+            events,
+            lambda: self.release(generation),
+            headers,
+            Comments(lambda: str(generation.state), generation.turn, self.limits.heartbeat_s),
+        )
+
+    def abort(self, names: Sequence[str]) -> list[str]:
+        """End the open requests that bear these names; their readers get what there is, with finish reason ``abort``.
+
+        Returns:
+            The names of which there were any.
+        """
+        found = []
+        for name in names:
+            named = [generation for generation in self.open if name in generation.names]
+            for generation in named:
+                generation.abort()
+            if named:
+                found.append(name)
+        return found
+
+    def _maker(self, index: int, prompt: Sequence[int], request: EngineRequest) -> ChoiceMaker:
+        def make(notify: Callable[[], None], end: Callable[[int], None], on_turn: Callable[[], None]) -> Choice:
             text = TextStream(self.model.tokenizer, prompt, request.sampling)
             meter = self.metrics.meter(request.arrival_ns, len(prompt))
-            return Choice(index, prompt, request.sampling, text, notify, end, meter)
+            return Choice(index, prompt, request.sampling, text, notify, end, meter, on_turn)
 
         return make
 
     def release(self, generation: Generation) -> None:
         """The answer to a generation has been sent, or will never be."""
         generation.abort()
+        generation.close()
         self.open.discard(generation)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait until the open ones have ended, and end those that take longer with an error."""
         self.draining = True
+        self.client.restarting_allowed = False
         deadline = time.monotonic() + timeout_s
         while self.open and time.monotonic() < deadline:
             await asyncio.sleep(0.05)

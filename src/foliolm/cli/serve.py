@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from foliolm.cli.flags import engine_config, with_engine_flags
-from foliolm.core.errors import ConfigError
+from foliolm.api.options import ServerOptions
+from foliolm.cli.flags import ENGINE_FLAGS, FlagGroup, engine_config, with_flags
 
 if TYPE_CHECKING:
     from foliolm.api.served_model import ServedModel
@@ -18,17 +18,10 @@ if TYPE_CHECKING:
 
 def _serve(
     settings: dict[str, Any],
+    server: dict[str, Any],
     model: Annotated[
         str, typer.Argument(help="Built-in name, Hugging Face repository id, folder or GGUF file.")
     ] = "smollm2-135m",
-    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Server")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", rich_help_panel="Server")] = 8000,
-    shutdown_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds that open requests may take to end after Ctrl-C or SIGTERM.", rich_help_panel="Server"
-        ),
-    ] = 30.0,
 ) -> None:
     """Serve a model over the OpenAI API. What is missing is fetched first.
 
@@ -36,21 +29,19 @@ def _serve(
     """
     # Everything that can be wrong by itself is looked at before a model is fetched or memory is taken.
     config = engine_config(model, settings)
-    if not 0 <= shutdown_timeout < float("inf"):
-        raise ConfigError(f"--shutdown-timeout is {shutdown_timeout}; it must be 0 seconds or more")
+    options = ServerOptions(**server)
     from foliolm.api.listener import bind
 
     signal.signal(signal.SIGTERM, _terminated)
-    listener = bind(host, port)
-    address = f"http://{_url_host(host)}:{listener.getsockname()[1]}"
+    listener = bind(options.host, options.port)
+    address = f"{options.scheme}://{_url_host(options.host)}:{listener.getsockname()[1]}"
     try:
-        from foliolm.api.launch import ServerOptions, run_server
+        from foliolm.api.launch import run_server
         from foliolm.cli.pull import progress_bar
         from foliolm.weights.store import pull
 
         with progress_bar() as progress:
             files = pull(config.model, progress=progress, load_format=cast("LoadFormat", config.load_format))
-        options = ServerOptions(shutdown_timeout_s=shutdown_timeout)
         said: set[str] = set()
 
         def report(line: str) -> None:
@@ -63,7 +54,7 @@ def _serve(
     _say("stopped")
 
 
-serve = with_engine_flags(_serve)
+serve = with_flags(_serve, (FlagGroup("server", ServerOptions, "Server"), ENGINE_FLAGS))
 serve.__name__ = "serve"
 
 

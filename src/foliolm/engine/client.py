@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import zmq
 
-from foliolm.core.errors import EngineDeadError, FolioError
+from foliolm.core.errors import EngineDeadError, FolioError, QueueFullError
+from foliolm.core.plan import DecisionKind
 from foliolm.core.request import EngineRequest, TokenOutput
 from foliolm.engine.engine import Engine, EngineInfo
-from foliolm.engine.messages import Abort, Add, EngineStats, StepOutputs, decode_from_engine
+from foliolm.engine.messages import Abort, Add, EngineStats, Failure, Ping, StepOutputs, decode_from_engine
 from foliolm.engine.process import EngineProcess, EngineSpec
 from foliolm.engine.routing import OutputSink, RequestRouter
+from foliolm.engine.supervisor import DrainRate, EngineHealth, EngineState, EngineWatch, Supervision
 
 logger = logging.getLogger("foliolm.client")
 
@@ -78,12 +81,15 @@ class InProcessClient:
 class ProcessClient:
     """Engines in processes of their own, used from one asyncio event loop.
 
-    ``launch`` and ``wait_ready`` (blocking) come first, then ``attach`` on the event loop, at the end ``close``.
+    ``launch`` and ``wait_ready`` (blocking) come first, then ``attach`` on the event loop, at the end ``close``. An
+    engine whose process ends by itself is started again, as often as ``supervision`` allows.
 
     Args:
         specs: one an engine.
         on_step: called on the event loop with an engine's index and what a turn of its loop gave.
         on_death: called on the event loop with an engine's index and the reason when its process ends by itself.
+        on_restart: called on the event loop with an engine's index when a fresh process takes requests.
+        supervision: how patient to be with engines.
     """
 
     def __init__(
@@ -91,12 +97,20 @@ class ProcessClient:
         specs: Sequence[EngineSpec],
         on_step: Callable[[int, StepOutputs], None] | None = None,
         on_death: Callable[[int, EngineDeadError], None] | None = None,
+        on_restart: Callable[[int], None] | None = None,
+        supervision: Supervision | None = None,
     ) -> None:
         self.router = RequestRouter(len(specs))
         self.processes = [EngineProcess(spec, index) for index, spec in enumerate(specs)]
         self.stats = [EngineStats() for _ in specs]
         self.on_step = on_step
         self.on_death = on_death
+        self.on_restart = on_restart
+        self.supervision = supervision or Supervision()
+        self.restarting_allowed = True
+        self._watches = [EngineWatch(self.supervision) for _ in specs]
+        self._rates = [DrainRate() for _ in specs]
+        self._tasks: set[asyncio.Task[None]] = set()
         self._dead: dict[int, EngineDeadError] = {}
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._groups: dict[int, int] = {}
@@ -112,8 +126,30 @@ class ProcessClient:
 
     @property
     def dead(self) -> dict[int, EngineDeadError]:
-        """Engines whose process has ended, and why."""
+        """Engines that take no requests, since their process has ended, and why."""
         return dict(self._dead)
+
+    def health(self) -> list[EngineHealth]:
+        """How each engine is; costs nothing, since engines are asked all the time."""
+        return [
+            EngineHealth(
+                state=self._state(index),
+                stats=self.stats[index],
+                silent_s=watch.silent_s,
+                num_restarts=watch.num_restarts,
+                error=self._dead.get(index),
+            )
+            for index, watch in enumerate(self._watches)
+        ]
+
+    def _state(self, index: int) -> EngineState:
+        watch = self._watches[index]
+        if index in self._dead:
+            return EngineState.RESTARTING if watch.restarting else EngineState.DEAD
+        if watch.stuck:
+            return EngineState.STUCK
+        stats = self.stats[index]
+        return EngineState.BUSY if stats.num_running or stats.num_waiting else EngineState.IDLE
 
     def launch(self) -> None:
         """Start the engines' processes; returns at once, so that the caller can prepare what it needs meanwhile."""
@@ -138,9 +174,21 @@ class ProcessClient:
         """Begin to take outputs on the running event loop."""
         self._loop = asyncio.get_running_loop()
         for process in self.processes:
-            self._loop.add_reader(process.descriptor, self._receive, process)
-            threading.Thread(target=self._watch, args=(process,), name="engine watch", daemon=True).start()
-            self._receive(process)
+            self._attach(process)
+        self._begin(self._supervise())
+
+    def _attach(self, process: EngineProcess) -> None:
+        assert self._loop is not None
+        self._watches[process.index].heard()
+        self._loop.add_reader(process.descriptor, self._receive, process)
+        threading.Thread(target=self._watch, args=(process,), name="engine watch", daemon=True).start()
+        self._receive(process)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        # The event loop itself holds tasks only weakly.
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def add(self, requests: Sequence[EngineRequest], sinks: Sequence[OutputSink]) -> tuple[int, ...]:
         """Hand a group of requests (all or none) to one engine and wait until it takes them.
@@ -193,8 +241,11 @@ class ProcessClient:
         if self._closing:
             return
         self._closing = True
-        for process in self.processes:
+        for task in list(self._tasks):
             if self._loop is not None and not self._loop.is_closed():
+                task.cancel()
+        for process in self.processes:
+            if self._loop is not None and not self._loop.is_closed() and process.index not in self._dead:
                 self._loop.remove_reader(process.descriptor)
             self._fail(process.index, EngineDeadError("the server is shutting down"))
             process.close()
@@ -212,6 +263,14 @@ class ProcessClient:
 
     def _take(self, index: int, message: StepOutputs) -> None:
         self.stats[index] = message.stats
+        self._watches[index].heard()
+        self._rates[index].ended(len(message.finished))
+        if message.record is not None:
+            for decision in message.record.decisions:
+                if decision.kind in (DecisionKind.ADMIT, DecisionKind.PREEMPT):
+                    sink = self.router.sink(decision.request_id)
+                    if sink is not None:
+                        sink.on_decision(decision)
         for first_id in message.accepted:
             answer = self._answers.get(first_id)
             if answer is not None and not answer.done():
@@ -219,11 +278,17 @@ class ProcessClient:
         for first_id, failure in message.refused:
             answer = self._answers.get(first_id)
             if answer is not None and not answer.done():
-                answer.set_exception(failure.error())
+                answer.set_exception(self._refusal(index, failure))
         for output in message.outputs():
             self._deliver(output)
         if self.on_step is not None:
             self.on_step(index, message)
+
+    def _refusal(self, index: int, failure: Failure) -> FolioError:
+        error = failure.error()
+        if isinstance(error, QueueFullError):
+            error.retry_after_s = self._rates[index].seconds_for(self.stats[index].num_waiting)
+        return error
 
     def _deliver(self, output: TokenOutput) -> None:
         try:
@@ -252,10 +317,65 @@ class ProcessClient:
         self._receive(process)  # what it still said comes before the news of its death
         self._loop.remove_reader(process.descriptor)
         error = EngineDeadError(f"the engine process ended ({process.exit_words()})")
-        logger.error("%s", error)
+        logger.error("engine %d: %s", process.index, error)
         self._fail(process.index, error)
         if self.on_death is not None:
             self.on_death(process.index, error)
+        self._try_again(process.index)
+
+    async def _supervise(self) -> None:
+        """Ask engines whether they live; kill those that owe an answer for hopelessly long."""
+        while True:
+            await asyncio.sleep(self.supervision.ping_interval_s)
+            for process, watch in zip(self.processes, self._watches, strict=True):
+                if process.index in self._dead:
+                    continue
+                # An event loop that itself was held up must not take answers that lie there for silence.
+                self._receive(process)
+                if watch.hopeless:
+                    logger.error("engine %d has not answered for %.1f s; it is killed", process.index, watch.silent_s)
+                    process.kill()
+                    continue
+                process.send(Ping())
+                watch.asked()
+
+    def _try_again(self, index: int) -> None:
+        watch = self._watches[index]
+        delay = watch.next_try() if self.restarting_allowed else None
+        watch.restarting = delay is not None
+        if delay is not None:
+            self._begin(self._restart(index, delay))
+        elif self.restarting_allowed:
+            logger.error(
+                "engine %d is not started again: %d restarts within %.0f s is the limit",
+                index,
+                self.supervision.max_restarts,
+                self.supervision.window_s,
+            )
+
+    async def _restart(self, index: int, delay: float) -> None:
+        await asyncio.sleep(delay)
+        old = self.processes[index]
+        fresh = EngineProcess(old.spec, index)
+        try:
+            await asyncio.to_thread(_replace, old, fresh)
+        except asyncio.CancelledError:
+            fresh.kill()  # so that the thread, which waits for it, ends too
+            raise
+        except Exception as error:
+            logger.exception("engine %d could not be started again", index)
+            self._dead[index] = EngineDeadError(f"the engine could not be started again: {error}")
+            self._try_again(index)
+            return
+        self.processes[index] = fresh
+        watch = self._watches[index]
+        watch.restarting = False
+        watch.num_restarts += 1
+        del self._dead[index]
+        self._attach(fresh)
+        logger.warning("engine %d takes requests again", index)
+        if self.on_restart is not None:
+            self.on_restart(index)
 
     def _fail(self, index: int, error: EngineDeadError) -> None:
         self._dead[index] = error
@@ -265,3 +385,14 @@ class ProcessClient:
             if engine == index and not answer.done():
                 answer.set_exception(error)
         self.router.fail_engine(index, error)
+
+
+def _replace(old: EngineProcess, fresh: EngineProcess) -> None:
+    """Give back what the old process had, and start the fresh one; blocks until it is ready."""
+    old.close()
+    try:
+        fresh.launch()
+        fresh.wait_ready(lambda line: logger.info("engine %d: %s", fresh.index, line))
+    except BaseException:
+        fresh.close()
+        raise

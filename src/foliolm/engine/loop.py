@@ -46,10 +46,12 @@ class EngineLoop:
     def run(self) -> None:
         """Until a ``Stop`` arrives. Between steps the inbox is drained without blocking; idle, it is waited for."""
         stalled = False
+        checked = False
         while not self._stopped:
             busy = self.engine.has_work
-            if not busy:
+            if not busy and not checked:
                 self._report_invariants()
+            checked = not busy
             idle_ms = STALLED_POLL_MS if self._compiling else None
             timeout_ms = STALLED_POLL_MS if stalled else (0 if busy else idle_ms)
             received = self._drain(timeout_ms)
@@ -140,4 +142,5 @@ def engine_stats(engine: Engine) -> EngineStats:
         kv_blocks_used=stats.kv_blocks_used,
         num_preemptions=stats.num_preemptions,
         num_failed_steps=engine.ledger.totals.num_failed_steps,
+        recomputed_tokens=stats.recomputed_tokens,
     )

@@ -25,6 +25,10 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     request_ids: tuple[int, ...]
 
 
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """Say that you live: answered, like any message, by the ``StepOutputs`` of the turn that reads it."""
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """End the engine's loop."""
 
@@ -88,6 +92,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         num_preemptions: so far.
         num_failed_steps: steps that raised, so far.
         prefix_cache_queries, prefix_cache_hits: tokens looked up and found, so far.
+        recomputed_tokens: tokens whose KV was computed, given up, and is computed again, so far.
     """
 
     num_running: int = 0
@@ -98,6 +103,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_failed_steps: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    recomputed_tokens: int = 0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -163,7 +169,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         yield from self.others
 
 
-ToEngine = Add | Abort | Stop
+ToEngine = Add | Abort | Ping | Stop
 FromEngine = Progress | Ready | Failure | StepOutputs
 
 _encoder = msgspec.msgpack.Encoder()

@@ -140,6 +140,11 @@ class EngineProcess:
         """Hand a message to the engine; never blocks."""
         self.inbox.send(encode(message), zmq.NOBLOCK)
 
+    def kill(self) -> None:
+        """End the child by force; whoever waits for it sees it end."""
+        if self.child is not None and self.child.poll() is None:
+            self.child.kill()
+
     def exit_words(self) -> str:
         """How the child ended, for people."""
         code = self.child.returncode if self.child else None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from foliolm.core.errors import EngineDeadError
+from foliolm.core.plan import Decision
 from foliolm.core.request import EngineRequest, TokenOutput
 
 
@@ -16,6 +17,10 @@ class OutputSink(Protocol):
 
     def on_output(self, output: TokenOutput) -> None:
         """One step's tokens; the last call has a finish reason."""
+        ...
+
+    def on_decision(self, decision: Decision) -> None:
+        """The scheduler let the request in, or took its memory; only an engine in its own process reports it."""
         ...
 
     def on_error(self, error: EngineDeadError) -> None:

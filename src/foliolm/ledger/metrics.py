@@ -15,6 +15,8 @@ from foliolm.core.record import RequestRecord, StepRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+REFUSALS = ("invalid", "queue_full", "timeout", "draining", "engine_dead")
+
 _NS = 1e-9
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 80)
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 120, 240, 480, 960, 1920)
@@ -38,6 +40,8 @@ class StatsLike(Protocol):
     def num_preemptions(self) -> int: ...  # noqa: D102
     @property
     def num_failed_steps(self) -> int: ...  # noqa: D102
+    @property
+    def recomputed_tokens(self) -> int: ...  # noqa: D102
     @property
     def prefix_cache_queries(self) -> int: ...  # noqa: D102
     @property
@@ -77,6 +81,9 @@ class Metrics:
             for name, text in (
                 ("num_preemptions", "Times a request's KV was given up."),
                 ("num_failed_steps", "Steps that raised; their requests ended with an error."),
+                ("recomputed_tokens", "Tokens whose KV was computed, given up, and had to be computed again."),
+                ("engine_deaths", "Times an engine's process ended by itself."),
+                ("engine_restarts", "Times an engine's process was started again."),
                 ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
                 ("prefix_cache_hits", "Tokens found in the prefix cache."),
                 ("prompt_tokens", "Prompt tokens of requests that reached their first token."),
@@ -85,6 +92,13 @@ class Metrics:
         }
         self.request_success = Counter(
             "foliolm:request_success", "Requests that ended.", (*labels, "finished_reason"), registry=self.registry
+        )
+        self.requests_refused = Counter(
+            "foliolm:requests_refused", "Requests that got an error in place of an answer.", (*labels, "reason"),
+            registry=self.registry,
+        )  # fmt: skip
+        self.requests_timed_out = Counter(
+            "foliolm:requests_timed_out", "Requests given up at a deadline.", (*labels, "phase"), registry=self.registry
         )
         self.iteration_tokens_total = self._histogram("iteration_tokens_total", "New tokens in a step.", _STEP_TOKENS)
         self.step_seconds = self._histogram("step_seconds", "Measured seconds of a step.", _SHORT_S)
@@ -122,7 +136,13 @@ class Metrics:
         self.num_requests_waiting.labels(*labels).set(stats.num_waiting)
         usage = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         self.kv_cache_usage_perc.labels(*labels).set(usage)
-        for name in ("num_preemptions", "num_failed_steps", "prefix_cache_queries", "prefix_cache_hits"):
+        for name in (
+            "num_preemptions",
+            "num_failed_steps",
+            "recomputed_tokens",
+            "prefix_cache_queries",
+            "prefix_cache_hits",
+        ):
             self._raise_to(engine, name, getattr(stats, name))
         if record is not None:
             self.iteration_tokens_total.labels(*labels).observe(record.num_tokens)
@@ -143,6 +163,25 @@ class Metrics:
                 self.inference_time.labels(*labels).observe((stamps.last_token_ns - stamps.admitted_ns) * _NS)
             self.request_prompt_tokens.labels(*labels).observe(record.num_prompt_tokens)
             self.request_generation_tokens.labels(*labels).observe(record.num_output_tokens)
+
+    def observe_death(self, engine: int, error: Exception) -> None:
+        """An engine's process ended; it runs nothing now."""
+        labels = (self._model, str(engine))
+        for gauge in (self.num_requests_running, self.num_requests_waiting, self.kv_cache_usage_perc):
+            gauge.labels(*labels).set(0)
+        self.counters["engine_deaths"].labels(*labels).inc()
+
+    def observe_restart(self, engine: int) -> None:
+        """An engine's process was started again and takes requests."""
+        self.counters["engine_restarts"].labels(self._model, str(engine)).inc()
+
+    def observe_refusal(self, reason: str) -> None:
+        """A request got an error in place of an answer; one of ``REFUSALS``."""
+        self.requests_refused.labels(self._model, "0", reason).inc()
+
+    def observe_timeout(self, phase: str) -> None:
+        """A request was given up at a deadline: ``total`` or ``queue``."""
+        self.requests_timed_out.labels(self._model, "0", phase).inc()
 
     def observe_params(self, n: int) -> None:
         """What a request asked for."""
@@ -171,6 +210,10 @@ class Metrics:
             counter.labels(self._model, str(engine))
         for reason in ("stop", "length", "abort", "error"):
             self.request_success.labels(self._model, str(engine), reason)
+        for reason in REFUSALS:
+            self.requests_refused.labels(self._model, str(engine), reason)
+        for phase in ("queue", "total"):
+            self.requests_timed_out.labels(self._model, str(engine), phase)
 
     def _raise_to(self, engine: int, name: str, value: int) -> None:
         # An engine that was started again counts from 0; the exported counter must never fall.
