@@ -7,6 +7,36 @@ from dataclasses import dataclass
 from foliolm.core.plan import Closed, Decision
 from foliolm.core.request import FinishReason, RequestStamps
 from foliolm.core.result import StepSeconds
+from foliolm.core.timeline import RequestTimeline
+
+TERMS = (
+    "host",
+    "sequences",
+    "tokens",
+    "linears",
+    "decode_attention",
+    "prefill_attention",
+    "prefix_read",
+    "all_reduce",
+    "lora",
+)
+"""Names of the step cost's terms, in the order in which records hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Bytes that a step read and FLOPs that it computed, by cause, from the model's account.
+
+    Attributes:
+        weight_bytes, kv_bytes, prefix_bytes: read: weights; KV of the decodes; KV of the chunks' cached tokens.
+        linear_flops, attention_flops: matrices; the chunks' attention.
+    """
+
+    weight_bytes: float = 0.0
+    kv_bytes: float = 0.0
+    prefix_bytes: float = 0.0
+    linear_flops: float = 0.0
+    attention_flops: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +53,17 @@ class StepRecord:
         seconds: measured, by part.
         closed: why no more work went in.
         decisions: with their reasons.
+        end_ns: the clock when it was committed.
+        rows: (request id, new tokens, context, 1 where it sampled) of each row that is no steady decode.
+        decode_version: two records with one version had the same steady decodes.
+        decode_tick: a steady decode's context is its offset plus this.
+        decode_ids, decode_offsets: the steady decodes; None in a record whose version is that of the record before.
+        decode_context: summed context of the steady decodes.
+        predicted_s: predicted seconds of the whole step; 0 without a cost model.
+        terms: predicted seconds by term, in the order of ``TERMS``.
+        cost_source: where the cost model's coefficients came from: ``default``, ``file``, ``calibrated``.
+        work: bytes and FLOPs.
+        num_waiting, kv_blocks_used: the scheduler's state when it was committed.
     """
 
     engine: int
@@ -36,6 +77,31 @@ class StepRecord:
     seconds: StepSeconds
     closed: Closed
     decisions: tuple[Decision, ...] = ()
+    end_ns: int = 0
+    rows: tuple[tuple[int, int, int, int], ...] = ()
+    decode_version: int = 0
+    decode_tick: int = 0
+    decode_ids: tuple[int, ...] | None = None
+    decode_offsets: tuple[int, ...] | None = None
+    decode_context: int = 0
+    predicted_s: float = 0.0
+    terms: tuple[float, ...] = ()
+    cost_source: str = ""
+    work: StepWork = StepWork()
+    num_waiting: int = 0
+    kv_blocks_used: int = 0
+
+    @property
+    def kind(self) -> str:
+        """``decode``, ``prefill`` or ``mixed``."""
+        if not self.rows:
+            return "decode"
+        return "mixed" if self.num_decodes else "prefill"
+
+    @property
+    def residual_s(self) -> float:
+        """Measured minus predicted seconds."""
+        return self.seconds.total - self.predicted_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +114,10 @@ class RequestRecord:
         num_prompt_tokens, num_output_tokens: counts.
         finish_reason: why it ended.
         stamps: monotonic nanoseconds at the turns of its life.
+        timeline: where its time went, inside the engine.
+        priority: as it asked.
+        max_tokens: output tokens that it might have had.
+        prefix: a hash for each full block of its prompt and all before it; empty where no ledger is written.
     """
 
     engine: int
@@ -57,3 +127,7 @@ class RequestRecord:
     num_output_tokens: int
     finish_reason: FinishReason
     stamps: RequestStamps
+    timeline: RequestTimeline | None = None
+    priority: int = 0
+    max_tokens: int | None = None
+    prefix: tuple[int, ...] = ()

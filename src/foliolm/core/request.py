@@ -27,6 +27,8 @@ class EngineRequest:
         sampling: with ``n == 1``.
         eos_token_ids: the model's end tokens; ignored where ``sampling.ignore_eos``.
         arrival_ns: the monotonic clock at HTTP accept (or at the call), in nanoseconds.
+        sent_ns: the same clock when it was handed to the engine, which may take it only once a step has ended;
+            0: not known, it waits from when the engine takes it.
         priority: lower runs earlier, under the priority policy.
         label: the user's name for it, for logs and records only; need not be unique.
         adapter: load id of a LoRA adapter, or None for the bare model.
@@ -44,6 +46,7 @@ class EngineRequest:
     adapter: int | None = None
     cache_salt: str | None = None
     share_prefix: bool = True
+    sent_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from foliolm.core.protocols import Clock, Executor, StepHandle
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.request import EngineRequest, FinishReason, TokenOutput
 from foliolm.core.result import StepResult
+from foliolm.ledger.ledger import Load
 
 if TYPE_CHECKING:
     from foliolm.ledger.ledger import Ledger
@@ -116,7 +117,7 @@ class Engine:
                 self.scheduler.abort(request.request_id, now)
             raise
         for request in taken:
-            self.ledger.open(request)
+            self.ledger.open(request, now)
 
     def prepare(self, requests: Sequence[EngineRequest]) -> None:
         """Compile what the requests' answers must follow; the one method that any thread may call.
@@ -135,7 +136,7 @@ class Engine:
         """End requests now, whatever their state; ids that are unknown or have ended are passed over."""
         now = self.clock.now()
         outputs = [self.scheduler.abort(request_id, now) for request_id in request_ids]
-        return self._booked([output for output in outputs if output is not None])
+        return self._booked([output for output in outputs if output is not None], now)
 
     def step(self) -> list[TokenOutput]:
         """Plan a step, submit it, and commit the oldest step in flight once more than ``depth`` are.
@@ -146,7 +147,8 @@ class Engine:
         try:
             plan = self.scheduler.schedule(self.clock.now())
         except Exception as error:
-            return self._booked(self._fail_all(error))
+            now = self.clock.now()
+            return self._booked(self._fail_all(error, now), now)
         if plan.num_rows:
             self.in_flight.append((plan, self._submit(plan)))
             if len(self.in_flight) <= self.depth:
@@ -154,7 +156,7 @@ class Engine:
         if not self.in_flight:
             return []
         plan, handle = self.in_flight.popleft()
-        return self._booked(self._commit(plan, handle))
+        return self._commit(plan, handle)
 
     def take_finished(self) -> list[RequestRecord]:
         """Records of the requests that ended since the last call."""
@@ -174,6 +176,7 @@ class Engine:
             except Exception:
                 logger.exception("a step in flight failed while the engine was closing")
         self.executor.close()
+        self.ledger.close()
 
     def _submit(self, plan: StepPlan) -> StepHandle:
         try:
@@ -184,21 +187,27 @@ class Engine:
     def _commit(self, plan: StepPlan, handle: StepHandle) -> list[TokenOutput]:
         try:
             result = handle.wait()
-            self.last_record = self.ledger.record(plan, result)
-            return self.scheduler.commit(plan, result, self.clock.now())
+            now = self.clock.now()
+            self.last_record = self.ledger.record(plan, result, now, self._load())
+            outputs = self.scheduler.commit(plan, result, now)
         except Exception as error:
             logger.exception("step %d failed; its %d requests end with an error", plan.step_id, plan.num_rows)
-            self.ledger.record_failure(plan)
+            now = self.clock.now()
+            self.ledger.record_failure(plan, now)
             try:
-                return self.scheduler.fail(plan, _sentence(error), self.clock.now())
+                outputs = self.scheduler.fail(plan, _sentence(error), now)
             except Exception as second:
-                return self._fail_all(second)
+                outputs = self._fail_all(second, now)
+        return self._booked(outputs, now)
 
-    def _fail_all(self, error: Exception) -> list[TokenOutput]:
+    def _load(self) -> Load:
+        stats = self.scheduler.stats()
+        return Load(stats.num_waiting, stats.kv_blocks_used)
+
+    def _fail_all(self, error: Exception, now: int) -> list[TokenOutput]:
         # The scheduler itself failed, so nothing says whose fault it is: every open request ends, and the loop lives.
         logger.error("the scheduler failed; every open request ends with an error", exc_info=error)
-        self.ledger.record_failure(None)
-        now = self.clock.now()
+        self.ledger.record_failure(None, now)
         outputs = []
         for request_id in self.ledger.open_request_ids:
             try:
@@ -208,9 +217,10 @@ class Engine:
             outputs.append(TokenOutput(request_id, finish_reason=FinishReason.ERROR, error=_sentence(error)))
         return outputs
 
-    def _booked(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
+    def _booked(self, outputs: list[TokenOutput], now: int) -> list[TokenOutput]:
+        flying = self.in_flight[0][0] if self.in_flight else None
         for output in outputs:
-            record = self.ledger.note(output)
+            record = self.ledger.note(output, now, flying)
             if record is not None:
                 self.finished.append(record)
         return outputs

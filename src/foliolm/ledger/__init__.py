@@ -1,0 +1,1 @@
+"""The books: accounts, step cost, step records, request timelines, calibration, exports."""

@@ -1,16 +1,27 @@
-"""The ledger: what each step and each request cost, kept in bounded memory."""
+"""The ledger: what each step and each request cost, kept in bounded memory and, where asked, on disk."""
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from foliolm.core.plan import StepPlan
-from foliolm.core.record import RequestRecord, StepRecord
+from foliolm.core.plan import LogitsAt, StepPlan
+from foliolm.core.record import RequestRecord, StepRecord, StepWork
 from foliolm.core.request import EngineRequest, FinishReason, RequestStamps, TokenOutput
-from foliolm.core.result import StepResult
+from foliolm.core.result import StepResult, StepSeconds
+from foliolm.ledger.accounts import linear_flops, weight_bytes_per_step
+from foliolm.ledger.journal import Journal
+from foliolm.ledger.lines import CostLine, RequestLine, StepLine
+from foliolm.ledger.plan_cost import counts_of_plan
+from foliolm.ledger.shares import Shares
+from foliolm.ledger.step_cost import StepCost, StepTerms
+from foliolm.ledger.timelines import Timelines
 
 DEFAULT_CAPACITY = 4096
+_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -21,7 +32,7 @@ class LedgerTotals:
         num_steps, num_failed_steps: steps that ran to their end, and steps that raised.
         num_tokens: tokens computed, recomputed ones included.
         num_sampled: tokens sampled.
-        step_seconds: measured seconds of all steps.
+        step_seconds, predicted_seconds: measured and predicted seconds of all steps.
     """
 
     num_steps: int = 0
@@ -29,6 +40,7 @@ class LedgerTotals:
     num_tokens: int = 0
     num_sampled: int = 0
     step_seconds: float = 0.0
+    predicted_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -39,54 +51,100 @@ class _Open:
     num_output_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The scheduler's state at a commit: requests that wait, KV blocks in use."""
+
+    num_waiting: int = 0
+    kv_blocks_used: int = 0
+
+
 class Ledger:
-    """Keeps the newest steps and the newest ended requests, and totals of all.
+    """Keeps the newest steps and the newest ended requests, totals of all, and the open requests' timelines.
 
     Args:
         engine: which engine of the client's list this is; part of every record's key.
         capacity: how many step records and how many request records are kept.
+        cost: predicts steps and splits their time; None: nothing is predicted, and every token weighs the same.
+        cost_source: where its coefficients come from: ``default``, ``file`` or ``calibrated``.
+        journal: takes every record as a line; None: nothing is written.
+        block_size: tokens a KV block, for the prefixes' hashes that a journal keeps.
     """
 
-    def __init__(self, engine: int = 0, capacity: int = DEFAULT_CAPACITY) -> None:
+    def __init__(
+        self,
+        engine: int = 0,
+        capacity: int = DEFAULT_CAPACITY,
+        cost: StepCost | None = None,
+        cost_source: str = "default",
+        journal: Journal | None = None,
+        block_size: int = 16,
+    ) -> None:
         self.engine = engine
         self.steps: deque[StepRecord] = deque(maxlen=capacity)
         self.requests: deque[RequestRecord] = deque(maxlen=capacity)
         self.totals = LedgerTotals()
+        self.cost = cost
+        self.cost_source = cost_source
+        self.journal = journal
+        self.on_step: Callable[[StepRecord], None] | None = None
+        self._block_size = block_size
         self._open: dict[int, _Open] = {}
+        self._timelines = Timelines(Shares(cost))
+        self._known_version = -1
+        self._tokens_are_known = True
 
-    def record(self, plan: StepPlan, result: StepResult) -> StepRecord:
-        """Book a step that ran."""
-        num_tokens, num_sampled = plan.num_tokens, plan.num_sampled
-        record = StepRecord(
-            engine=self.engine,
-            step_id=plan.step_id,
-            time_ns=plan.time_ns,
-            num_rows=plan.num_rows,
-            num_decodes=len(plan.decodes),
-            num_tokens=num_tokens,
-            num_sampled=num_sampled,
-            context_tokens=plan.decodes.context_tokens + sum(row.context for row in plan.rows),
-            seconds=result.seconds,
-            closed=plan.closed,
-            decisions=plan.decisions,
-        )
+    def record(self, plan: StepPlan, result: StepResult, now: int, load: Load | None = None) -> StepRecord:
+        """Book a step that ran.
+
+        Args:
+            plan: what ran.
+            result: what came of it.
+            now: the clock at its commit, ns.
+            load: the scheduler's state.
+        """
+        record = self._step_record(plan, result.seconds, now, load or Load())
+        self._tokens_are_known = result.tokens is not None
+        self._timelines.book(plan, round(result.seconds.total * _NS), now)
         self.steps.append(record)
-        self.totals.num_steps += 1
-        self.totals.num_tokens += num_tokens
-        self.totals.num_sampled += num_sampled
-        self.totals.step_seconds += result.seconds.total
+        totals = self.totals
+        totals.num_steps += 1
+        totals.num_tokens += record.num_tokens
+        totals.num_sampled += record.num_sampled
+        totals.step_seconds += result.seconds.total
+        totals.predicted_seconds += record.predicted_s
+        if self.journal is not None:
+            self.journal.write(StepLine(record))
+        if self.on_step is not None:
+            self.on_step(record)
         return record
 
-    def record_failure(self, plan: StepPlan | None) -> None:
+    def record_failure(self, plan: StepPlan | None, now: int) -> None:
         """Book a step that raised; ``plan`` is None where planning itself did."""
         self.totals.num_failed_steps += 1
+        if plan is not None:
+            self._timelines.book(plan, max(0, now - plan.time_ns), now)
 
-    def open(self, request: EngineRequest) -> None:
-        """A request entered the engine."""
+    def use_cost(self, cost: StepCost, source: str) -> None:
+        """Predict with another step cost from the next step on."""
+        self.cost, self.cost_source = cost, source
+        self._timelines.use(Shares(cost))
+        if self.journal is not None:
+            self.journal.write(CostLine(self.engine, cost, source))
+
+    def open(self, request: EngineRequest, now: int) -> None:
+        """A request entered the engine's queue at ``now``."""
         self._open[request.request_id] = _Open(request)
+        self._timelines.open(request, now)
 
-    def note(self, output: TokenOutput) -> RequestRecord | None:
-        """Book what a request was given; returns its record if this was its last output."""
+    def note(self, output: TokenOutput, now: int, flying: StepPlan | None = None) -> RequestRecord | None:
+        """Book what a request was given at ``now``; returns its record if this was its last output.
+
+        Args:
+            output: of the request.
+            now: the clock of the commit, or of the abort.
+            flying: the oldest step in flight, if there is one.
+        """
         entry = self._open.get(output.request_id)
         if entry is None:
             return None
@@ -94,19 +152,104 @@ class Ledger:
         if output.finish_reason is None:
             return None
         del self._open[output.request_id]
+        request = entry.request
+        if not self._tokens_are_known:
+            entry.num_output_tokens = self._timelines.num_sampled(output.request_id)
+        in_flight = None if flying is None else (flying, flying.time_ns)
         record = RequestRecord(
             engine=self.engine,
             request_id=output.request_id,
-            label=entry.request.label,
-            num_prompt_tokens=len(entry.request.prompt_token_ids),
+            label=request.label,
+            num_prompt_tokens=len(request.prompt_token_ids),
             num_output_tokens=entry.num_output_tokens,
             finish_reason=FinishReason(output.finish_reason),
-            stamps=output.stamps or RequestStamps(arrival_ns=entry.request.arrival_ns),
+            stamps=output.stamps or RequestStamps(arrival_ns=request.arrival_ns),
+            timeline=self._timelines.close(output.request_id, now, in_flight),
+            priority=request.priority,
+            max_tokens=request.sampling.max_tokens,
+            prefix=prefix_hashes(request, self._block_size) if self.journal is not None else (),
         )
         self.requests.append(record)
+        if self.journal is not None:
+            self.journal.write(RequestLine(record))
         return record
 
     @property
     def open_request_ids(self) -> tuple[int, ...]:
         """Requests that entered and have not ended, oldest first."""
         return tuple(self._open)
+
+    def close(self) -> None:
+        """Close the journal, if there is one."""
+        if self.journal is not None:
+            self.journal.close()
+
+    def _step_record(self, plan: StepPlan, seconds: StepSeconds, now: int, load: Load) -> StepRecord:
+        decodes = plan.decodes
+        terms, work = self._predicted(plan)
+        # Who decodes is said when it changes: a steady step then costs the same at any batch.
+        is_new = len(decodes) > 0 and decodes.version != self._known_version
+        if is_new:
+            self._known_version = decodes.version
+        return StepRecord(
+            engine=self.engine,
+            step_id=plan.step_id,
+            time_ns=plan.time_ns,
+            num_rows=plan.num_rows,
+            num_decodes=len(decodes),
+            num_tokens=plan.num_tokens,
+            num_sampled=plan.num_sampled,
+            context_tokens=decodes.context_tokens + sum(row.context for row in plan.rows),
+            seconds=seconds,
+            closed=plan.closed,
+            decisions=plan.decisions,
+            end_ns=now,
+            rows=tuple(
+                (row.request_id, row.num_new_tokens, row.context, int(bool(row.logits & LogitsAt.LAST)))
+                for row in plan.rows
+            ),
+            decode_version=decodes.version,
+            decode_tick=decodes.tick,
+            decode_ids=decodes.request_ids if is_new else None,
+            decode_offsets=decodes.offsets if is_new else None,
+            decode_context=decodes.context_tokens,
+            predicted_s=0.0 if terms is None else terms.total,
+            terms=() if terms is None else tuple(terms.parts().values()),
+            cost_source="" if terms is None else self.cost_source,
+            work=work,
+            num_waiting=load.num_waiting,
+            kv_blocks_used=load.kv_blocks_used,
+        )
+
+    def _predicted(self, plan: StepPlan) -> tuple[StepTerms | None, StepWork]:
+        cost = self.cost
+        if cost is None:
+            return None, StepWork()
+        model = cost.model
+        counts = counts_of_plan(model, plan)
+        terms = cost.terms(counts)
+        kv_bytes = sum(
+            spec.bytes_per_token * context for spec, context in zip(model.kv, counts.decode_context, strict=True)
+        )
+        work = StepWork(
+            weight_bytes=weight_bytes_per_step(model, counts.new_tokens, counts.sampled > 0),
+            kv_bytes=kv_bytes,
+            prefix_bytes=cost.prefix_bytes(counts),
+            linear_flops=linear_flops(model, counts.new_tokens, counts.sampled),
+            attention_flops=cost.prefill_attention_flops(counts),
+        )
+        return terms, work
+
+
+def prefix_hashes(request: EngineRequest, block_size: int) -> tuple[int, ...]:
+    """A hash for each full block of a prompt and all before it: equal prefixes have equal hashes."""
+    if not request.share_prefix:
+        return ()
+    tokens = array("q", request.prompt_token_ids).tobytes()
+    value = zlib.crc32(repr((request.adapter, request.cache_salt)).encode())
+    size = 8 * block_size
+    hashes = []
+    for start in range(0, len(tokens) - size + 1, size):
+        value = zlib.crc32(tokens[start : start + size], value)
+        hashes.append(value)
+    return tuple(hashes)

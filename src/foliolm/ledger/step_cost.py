@@ -6,6 +6,7 @@ the same object with other coefficients.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -92,7 +93,8 @@ class StepTerms:
     Attributes:
         host: t0.
         sequences, tokens: B · ts, N · tt.
-        linears: matrix products: the root of the sum of the squares of reading their weights and computing them.
+        linears: matrix products: the root of the sum of the squares of reading their weights and computing them, by
+            the measured table's factor where there is one.
         decode_attention: decode rows reading their KV (or computing on it, where that takes longer).
         prefill_attention: FLOPs of the chunks' attention.
         prefix_read: chunks reading the KV of their cached tokens.
@@ -159,6 +161,9 @@ class StepCost:
         attention_peak: peak operations a second of attention, which runs in 16 bits whatever the weights are.
         peer_link: bytes a second between the devices; only used with tensor parallelism.
         coefficients: host times and efficiencies.
+        linear_knots: (new tokens, factor) pairs, tokens ascending: a table measured on the machine that corrects the
+            linears' term, whose kernels are not equally good at every size; between knots the factor is linear in the
+            logarithm of the tokens, beyond them it stays. Empty: 1.
     """
 
     model: ModelAccount
@@ -167,6 +172,14 @@ class StepCost:
     attention_peak: float
     peer_link: float | None = None
     coefficients: Coefficients = field(default_factory=Coefficients)
+    linear_knots: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for tokens, factor in self.linear_knots:
+            if not (tokens >= 1 and math.isfinite(factor) and factor > 0):
+                raise ConfigError(
+                    f"linear_knots holds ({tokens}, {factor}); it needs tokens of at least 1 and a factor above 0"
+                )
 
     def seconds(self, counts: StepCounts) -> float:
         """Predicted seconds of a step."""
@@ -189,15 +202,28 @@ class StepCost:
             host=c.step_s + c.layer_s * model.num_layers,
             sequences=c.sequence_s * counts.sequences,
             tokens=c.token_s * counts.new_tokens,
-            linears=math.hypot(weight_read, matmul),
+            linears=math.hypot(weight_read, matmul) * self.linear_factor(counts.new_tokens),
             decode_attention=self._decode_attention(counts),
             prefill_attention=self._prefill_attention(counts),
-            prefix_read=c.prefix_reads * self._prefix_bytes(counts) / self.bandwidth,
+            prefix_read=c.prefix_reads * self.prefix_bytes(counts) / self.bandwidth,
             all_reduce=self._all_reduce(counts),
             lora=counts.lora_bytes / (c.weights * self.bandwidth) + counts.lora_flops / (c.matmul * self.flops),
             weight_read=weight_read,
             matmul=matmul,
         )
+
+    def linear_factor(self, tokens: float) -> float:
+        """What the measured table makes of the linears' term at ``tokens`` new tokens."""
+        knots = self.linear_knots
+        if not knots:
+            return 1.0
+        if tokens <= knots[0][0]:
+            return knots[0][1]
+        for (low, low_factor), (high, high_factor) in itertools.pairwise(knots):
+            if tokens <= high:
+                share = math.log(tokens / low) / math.log(high / low)
+                return low_factor + share * (high_factor - low_factor)
+        return knots[-1][1]
 
     def counts(
         self,
@@ -245,14 +271,18 @@ class StepCost:
         return seconds
 
     def _prefill_attention(self, counts: StepCounts) -> float:
-        flops = sum(
+        return self.prefill_attention_flops(counts) / (self.coefficients.attention * self.attention_peak)
+
+    def prefill_attention_flops(self, counts: StepCounts) -> float:
+        """FLOPs of the chunks' attention over all layers."""
+        return sum(
             spec.num_layers * self.model.attention_flops_per_pair * attention_pairs(new, cached, spec.window)
             for spec in self.model.kv
             for new, cached in counts.prefills
         )
-        return flops / (self.coefficients.attention * self.attention_peak)
 
-    def _prefix_bytes(self, counts: StepCounts) -> float:
+    def prefix_bytes(self, counts: StepCounts) -> float:
+        """KV bytes of the chunks' cached tokens, each read once."""
         return sum(
             min(cached, spec.window or cached) * spec.bytes_per_token
             for spec in self.model.kv

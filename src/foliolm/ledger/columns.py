@@ -1,0 +1,86 @@
+"""Committed steps as columns, from the oldest step that an open request still needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_FLOATS = ("whole", "no_prompts", "decode_s", "decode_mixed_s", "prompt_s")
+_INTS = (
+    "start",
+    "end",
+    "gap",
+    "time",
+    "tick",
+    "decodes",
+    "prompt_tokens",
+    "prompt_samples",
+    "prompt_rows",
+    "chunks",
+    "wait",
+    "skip",
+)
+
+
+class StepColumns:
+    """Growing columns, one entry a step.
+
+    Attributes (arrays, as long as there are steps):
+        end: clock at its commit; start: ``end − time``; gap: nanoseconds from the commit before it to its start.
+        time: T, nanoseconds.
+        tick, decodes: the steady decodes' tick and number.
+        prompt_tokens, prompt_samples, prompt_rows, chunks: of the other rows: new tokens, sampled rows, rows, and rows
+            of more than one token.
+        wait, skip: code of the reason for whoever waited, and for decodes left out.
+        whole, no_prompts: predicted seconds of the plan, and of the plan without its other rows.
+        decode_s, decode_mixed_s, prompt_s: seconds of attention: of the decodes, in a step without and with chunks, and
+            of the other rows.
+        rows: (request id, new tokens) of each other row.
+    """
+
+    def __init__(self) -> None:
+        self._size = 64
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            **{name: np.zeros(self._size, np.float64) for name in _FLOATS},
+            **{name: np.zeros(self._size, np.int64) for name in _INTS},
+        }
+        self.rows: list[tuple[tuple[int, int], ...]] = []
+        self.count = 0
+        self.first_end = 0  # the commit before the first step kept
+
+    def append(self, rows: tuple[tuple[int, int], ...], **values: float) -> int:
+        """One more step; returns its index."""
+        if self.count == self._size:
+            self._size *= 2
+            self._columns = {name: np.resize(column, self._size) for name, column in self._columns.items()}
+        for name, value in values.items():
+            self._columns[name][self.count] = value
+        self.rows.append(rows)
+        self.count += 1
+        return self.count - 1
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
+        """A column as it is now."""
+        return self._columns[name][: self.count]
+
+    def seconds(self, name: str) -> npt.NDArray[np.float64]:
+        """A column of seconds as it is now."""
+        return self._columns[name][: self.count]
+
+    @property
+    def last_end(self) -> int:
+        """The newest commit; 0 before the first."""
+        return int(self._columns["end"][self.count - 1]) if self.count else self.first_end
+
+    def drop_last(self) -> None:
+        """Forget the newest step."""
+        self.count -= 1
+        self.rows.pop()
+
+    def clear(self) -> None:
+        """Forget all steps; indices begin at 0 again."""
+        self.first_end = self.last_end
+        self.rows = []
+        self.count = 0
