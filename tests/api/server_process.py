@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 
 PATIENCE_S = 120
 HERE = Path(__file__).parent
@@ -18,8 +19,12 @@ HERE = Path(__file__).parent
 class ServerProcess:
     """Starts a command that prints ``ready: NAME on URL``; keeps all its lines."""
 
-    def __init__(self, *command):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "engine")])}
+    def __init__(self, *command, verify=True, **variables):
+        environment = {
+            **os.environ,
+            **variables,
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "engine")]),
+        }
         self.lines = []
         self._queue = queue.SimpleQueue()
         self.process = subprocess.Popen(
@@ -33,7 +38,9 @@ class ServerProcess:
         threading.Thread(target=self._read, daemon=True).start()
         self.url = self._wait_ready()
         # One client: each new one builds a TLS context, which takes longer than most tests here.
-        self.http = httpx.Client(base_url=self.url, timeout=60, limits=httpx.Limits(max_connections=None))
+        self.http = httpx.Client(
+            base_url=self.url, timeout=60, verify=verify, limits=httpx.Limits(max_connections=None)
+        )
 
     def _read(self):
         for line in self.process.stdout:
@@ -71,9 +78,18 @@ class ServerProcess:
 
     def engine_pid(self):
         """The engine process: the server's only child."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1, children
-        return int(children[0])
+        (child,) = psutil.Process(self.process.pid).children()
+        return child.pid
+
+    def memory_bytes(self):
+        """Anonymous memory of the server's process and its engine's, what is swapped out included."""
+        pids = [self.process.pid, *(child.pid for child in psutil.Process(self.process.pid).children())]
+        total = 0
+        for pid in pids:
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith(("RssAnon:", "VmSwap:")):
+                    total += int(line.split()[1]) * 1024
+        return total
 
     def stop(self, sig=signal.SIGTERM):
         """End it; returns its exit code."""

@@ -44,7 +44,7 @@ def test_messages_from_an_engine():
         TokenOutput(4, (1, 2), prompt_logprobs=(None, logprobs[0])),
     ]
     refused = [(9, Failure.of(RequestError("too long", "prompt", "context")))]
-    step = StepOutputs.of(outputs, [8], refused, EngineStats(1, 2, 3, 4), record, [])
+    step = StepOutputs.of(outputs, [8], refused, EngineStats(1, 2, 3, 4), record, [], [])
     assert step.plain_ids == [1]
     back = decode_from_engine(encode(step))
     assert back == step

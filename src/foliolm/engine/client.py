@@ -11,7 +11,6 @@ from typing import Any
 import zmq
 
 from foliolm.core.errors import EngineDeadError, FolioError, QueueFullError
-from foliolm.core.plan import DecisionKind
 from foliolm.core.request import EngineRequest, TokenOutput
 from foliolm.engine.engine import Engine, EngineInfo
 from foliolm.engine.messages import Abort, Add, EngineStats, Failure, Ping, StepOutputs, decode_from_engine
@@ -265,12 +264,10 @@ class ProcessClient:
         self.stats[index] = message.stats
         self._watches[index].heard()
         self._rates[index].ended(len(message.finished))
-        if message.record is not None:
-            for decision in message.record.decisions:
-                if decision.kind in (DecisionKind.ADMIT, DecisionKind.PREEMPT):
-                    sink = self.router.sink(decision.request_id)
-                    if sink is not None:
-                        sink.on_decision(decision)
+        for decision in message.turns:
+            sink = self.router.sink(decision.request_id)
+            if sink is not None:
+                sink.on_decision(decision)
         for first_id in message.accepted:
             answer = self._answers.get(first_id)
             if answer is not None and not answer.done():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from foliolm.core.errors import RequestError
 from foliolm.core.grammar import Grammars
-from foliolm.core.plan import StepPlan
+from foliolm.core.plan import Decision, DecisionKind, StepPlan
 from foliolm.core.protocols import Clock, Executor, StepHandle
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.request import EngineRequest, FinishReason, TokenOutput
@@ -89,6 +89,7 @@ class Engine:
         self.depth = depth
         self.in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self.last_record: StepRecord | None = None
+        self.turns: tuple[Decision, ...] = ()  # admissions and preemptions that the last step() planned
         self.finished: list[RequestRecord] = []
 
     @property
@@ -144,11 +145,14 @@ class Engine:
         Never raises for what a step raised: the requests of that step end with ``finish_reason`` error.
         """
         self.last_record = None
+        self.turns = ()
         try:
             plan = self.scheduler.schedule(self.clock.now())
         except Exception as error:
             now = self.clock.now()
             return self._booked(self._fail_all(error, now), now)
+        if plan.decisions:
+            self.turns = tuple(one for one in plan.decisions if one.kind in (DecisionKind.ADMIT, DecisionKind.PREEMPT))
         if plan.num_rows:
             self.in_flight.append((plan, self._submit(plan)))
             if len(self.in_flight) <= self.depth:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from foliolm.core.errors import QueueFullError
+from foliolm.core.plan import Decision
 from foliolm.core.record import StepRecord
 from foliolm.core.request import EngineRequest, TokenOutput
 from foliolm.engine.compiling import CompilingRequests
@@ -40,6 +41,7 @@ class EngineLoop:
         self._accepted: list[int] = []
         self._refused: list[tuple[int, Failure]] = []
         self._outputs: list[TokenOutput] = []
+        self._turns: list[Decision] = []
         self._compiling = CompilingRequests(engine.prepare)
         self._stopped = False
 
@@ -62,7 +64,8 @@ class EngineLoop:
             if self.engine.has_work:
                 self._outputs += self.engine.step()
                 record = self.engine.last_record
-            progressed = bool(received or self._outputs or record)
+                self._turns += self.engine.turns
+            progressed = bool(received or self._outputs or record or self._turns)
             stalled = not progressed and not self.engine.in_flight
             if progressed:
                 self._flush(record)
@@ -123,9 +126,9 @@ class EngineLoop:
         engine = self.engine
         finished = engine.take_finished()
         stats = engine_stats(engine)
-        message = StepOutputs.of(self._outputs, self._accepted, self._refused, stats, record, finished)
+        message = StepOutputs.of(self._outputs, self._accepted, self._refused, stats, record, finished, self._turns)
         self.outbox.send(encode(message))
-        self._outputs, self._accepted, self._refused = [], [], []
+        self._outputs, self._accepted, self._refused, self._turns = [], [], [], []
 
     def _report_invariants(self) -> None:
         for problem in self.engine.check_invariants():

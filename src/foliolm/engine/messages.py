@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from foliolm.core.errors import ConfigError, EngineDeadError, FolioError, ModelError, QueueFullError, RequestError
+from foliolm.core.plan import Decision
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.request import EngineRequest, TokenOutput
 from foliolm.engine.engine import EngineInfo
@@ -120,6 +121,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         stats: the state after it.
         record: the step that was committed, if one was.
         finished: records of the requests that ended.
+        turns: admissions and preemptions, in the order in which they were decided; they come before the outputs.
     """
 
     plain_ids: list[int]
@@ -130,6 +132,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     stats: EngineStats
     record: StepRecord | None = None
     finished: list[RequestRecord] = []
+    turns: list[Decision] = []
 
     @classmethod
     def of(
@@ -140,6 +143,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         stats: EngineStats,
         record: StepRecord | None,
         finished: list[RequestRecord],
+        turns: list[Decision],
     ) -> StepOutputs:
         """Sort outputs into plain and other ones; the order within a request is kept."""
         ids: list[int] = []
@@ -152,6 +156,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
                 and output.finish_reason is None
                 and not output.logprobs
                 and not output.prompt_logprobs
+                and not output.num_cached_tokens
                 and output.request_id not in seen
             )
             if plain:
@@ -160,7 +165,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
             else:
                 seen.add(output.request_id)
                 others.append(output)
-        return cls(ids, tokens, others, accepted, refused, stats, record, finished)
+        return cls(ids, tokens, others, accepted, refused, stats, record, finished, turns)
 
     def outputs(self) -> Iterator[TokenOutput]:
         """The outputs again; those of one request are in order."""
