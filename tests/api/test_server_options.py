@@ -192,8 +192,19 @@ def certificate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
         [
-            *"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2".split(),
-            *"-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1".split(),
+            *[
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:P-256",
+                "-nodes",
+                "-days",
+                "2",
+            ],
+            *["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
             *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
         ],
         check=True,
