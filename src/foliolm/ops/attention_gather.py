@@ -74,10 +74,10 @@ class GatherAttention:
     def _decode(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, group: DecodeGroup, out: Tensor) -> None:
         rows, length = group.stop - group.start, group.length
         kv_heads, dim = k_pool.shape[2:]
-        queries = q[group.start : group.stop].view(rows, kv_heads, -1, dim)
-        outputs = out[group.start : group.stop].view(rows, kv_heads, -1, dim)
+        shared = q.shape[1] // kv_heads
+        queries = q[group.start : group.stop].view(rows, kv_heads, shared, dim)
         scale = dim**-0.5
-        scores = self._buffer("scores", (kv_heads, rows, queries.shape[2], length), q.dtype)
+        scores = self._buffer("scores", (kv_heads, rows, shared, length), q.dtype)
         # Keys and values take turns in one buffer: it stays in cache, which a second one would push out.
         keys = self._gather(k_pool, group.blocks, rows)[:, :length]
         for head in range(kv_heads):
@@ -88,8 +88,11 @@ class GatherAttention:
                 torch.baddbmm(group.mask, *factors, alpha=scale, out=scores[head])
         weights = torch.softmax(scores, dim=-1)
         values = self._gather(v_pool, group.blocks, rows)[:, :length]
+        # A batched product whose result is strided would be taken apart into one product a sequence.
+        results = self._buffer("results", (kv_heads, rows, shared, dim), q.dtype)
         for head in range(kv_heads):
-            torch.bmm(weights[head], values[:, :, head], out=outputs[:, head])
+            torch.bmm(weights[head], values[:, :, head], out=results[head])
+        out[group.start : group.stop].view(rows, kv_heads, shared, dim).copy_(results.transpose(0, 1))
 
     def _chunk(
         self,
