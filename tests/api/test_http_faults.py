@@ -84,7 +84,7 @@ BAD = [
     ({"prompt": "a", "logit_bias": {"9": 101}}, 400, "logit_bias"),
     ({"prompt": "a", "priority": 3}, 400, "priority"),
     ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
-    ({"prompt": "a", "response_format": {"type": "json_object"}}, 400, "response_format.type"),
+    ({"prompt": "a", "response_format": {"type": "json"}}, 400, "response_format.type"),
     ({"prompt": "a", "model": "gpt-nope"}, 404, "model"),
     ([1, 2], 400, None),
 ]
@@ -108,7 +108,7 @@ CHAT_BAD = [
     ({"messages": [{"role": "user", "content": "x", "mood": "y"}]}, "messages.0.mood"),
     ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
     ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"}, "prompt"),
-    ({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0}, "max_tokens"),
+    ({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0}, "max_completion_tokens"),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -21,6 +22,7 @@ from foliolm.api.middleware import Access, ApiKeys
 from foliolm.api.options import ServerOptions
 from foliolm.api.request_log import RequestLog
 from foliolm.api.service import Service
+from foliolm.api.tokenization import detokenize, tokenize
 from foliolm.core.errors import EngineDeadError, FolioError
 from foliolm.ledger.metrics import CONTENT_TYPE
 from foliolm.version import __version__
@@ -73,18 +75,20 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> JSONResponse:
-        served = service.model
-        entries = [
-            {
-                "id": name,
-                "object": "model",
-                "created": served.created,
-                "owned_by": "foliolm",
-                "max_model_len": served.max_model_len,
-            }
-            for name in served.names
-        ]
-        return JSONResponse({"object": "list", "data": entries})
+        return JSONResponse({"object": "list", "data": [_entry(service, name) for name in service.model.names]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> JSONResponse:
+        service.check_model(name)
+        return JSONResponse(_entry(service, name))
+
+    @app.post("/tokenize")
+    async def to_tokens(request: Request) -> Response:
+        return JSONResponse(await tokenize(service, request))
+
+    @app.post("/detokenize")
+    async def to_text(request: Request) -> Response:
+        return JSONResponse(await detokenize(service, request))
 
     @app.get("/version")
     async def version() -> JSONResponse:
@@ -94,6 +98,18 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         # A Response with a media type would have a second charset appended.
         return Response(service.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+
+def _entry(service: Service, name: str) -> dict[str, Any]:
+    served = service.model
+    return {
+        "id": name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "foliolm",
+        "root": served.name,
+        "max_model_len": served.max_model_len,
+    }
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:

@@ -130,6 +130,7 @@ class Choice:
         if self._meter is not None and output.token_ids:
             self._meter.tokens(len(output.token_ids), time.monotonic_ns())
         self.prompt_logprobs.extend(output.prompt_logprobs)
+        self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
         ends_here = output.stop_reason is not None and not self.sampling.include_stop_str_in_output
         for position, token_id in enumerate(output.token_ids):
             self.num_tokens += 1
@@ -145,7 +146,8 @@ class Choice:
                 return
         if output.finish_reason is not None:
             self.stamps = output.stamps
-            self.num_cached_tokens = output.stamps.num_cached_tokens if output.stamps else 0
+            if output.stamps is not None:
+                self.num_cached_tokens = output.stamps.num_cached_tokens
             self._delta.error = output.error
             self._delta.text += self._text.flush()
             self._finish(output.finish_reason, self._text.stop_reason or output.stop_reason)

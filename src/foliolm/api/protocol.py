@@ -135,7 +135,11 @@ def parse_body(kind: type[Body], raw: bytes) -> Body:
 
 def _path(problem: Any) -> str:
     # "messages.0.content" for a person; parts that pydantic adds for a union's member are no part of the body.
-    parts = [part for part in problem["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    parts = [
+        part
+        for part in problem["loc"]
+        if isinstance(part, int) or (str(part).isidentifier() and part not in (NamedToolChoice.__name__, "constrained"))
+    ]
     while len(parts) > 1 and parts[-1] in ("str", "int", "float", "bool"):
         parts.pop()
     return ".".join(str(part) for part in parts)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from foliolm.api.protocol import ChatBody, CompletionBody, GenerationBody
 from foliolm.api.served_model import ServedModel
 from foliolm.core.errors import RequestError
-from foliolm.core.sampling import SamplingParams
+from foliolm.core.grammar import GrammarSpec
+from foliolm.core.sampling import MAX_STOP_STRINGS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI's completions endpoint generates when ``max_tokens`` is absent; chat goes on to the context's end."""
+
+MAX_METADATA = 16
 
 # Body fields that have the same name and meaning in SamplingParams.
 _SAME = frozenset(f.name for f in fields(SamplingParams)) & frozenset(GenerationBody.model_fields) - {
@@ -21,8 +25,16 @@ _SAME = frozenset(f.name for f in fields(SamplingParams)) & frozenset(Generation
 }
 
 
-def sampling_of(body: ChatBody | CompletionBody, model: ServedModel) -> SamplingParams:
+def sampling_of(
+    body: ChatBody | CompletionBody, model: ServedModel, grammar: GrammarSpec | None = None, stop: str = ""
+) -> SamplingParams:
     """Sampling parameters of a body; what it leaves out comes from the model's defaults. ``max_tokens`` is as asked.
+
+    Args:
+        body: the request's.
+        model: its defaults and limits.
+        grammar: what the answer must follow.
+        stop: one more stop string; "": none.
 
     Raises:
         RequestError: a value is out of range; names the field, the value and the limit.
@@ -38,18 +50,28 @@ def sampling_of(body: ChatBody | CompletionBody, model: ServedModel) -> Sampling
         values["logit_bias"] = tuple((_token_id(key), bias) for key, bias in body.logit_bias.items())
     if body.bad_words is not None:
         values["bad_words_token_ids"] = model.bad_words(body.bad_words)
+    values["grammar"] = grammar
     if isinstance(body, ChatBody):
-        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        if asked is not None:
-            values["max_tokens"] = asked
         values["logprobs"] = _chat_logprobs(body)
+        _set_max_tokens(values, body)
     else:
-        values["max_tokens"] = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        values["logprobs"] = body.logprobs
         _check_best_of(body)
+        values["max_tokens"] = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        if scores_only(body):
+            values["max_tokens"] = 1  # something has to be sampled for a prompt to be computed; it is left out
+        values["logprobs"] = body.logprobs
+        if body.echo and body.logprobs is not None:
+            values["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     sampling = SamplingParams(**values)
     model.check_sampling(sampling)
+    if stop:  # after the check: it does not count among the client's
+        return replace(sampling, stop=(*sampling.stop[: MAX_STOP_STRINGS - 1], stop))
     return sampling
+
+
+def scores_only(body: CompletionBody) -> bool:
+    """Whether a body asks for nothing but its own prompt, with logprobs: ``echo`` with ``max_tokens`` 0."""
+    return bool(body.echo) and body.max_tokens == 0
 
 
 def check_options(body: GenerationBody) -> None:
@@ -60,6 +82,30 @@ def check_options(body: GenerationBody) -> None:
     """
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options is given, but stream is not true", "stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs is given with stream; it comes with whole answers only", "prompt_logprobs")
+    _check_metadata(body.metadata or {})
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > MAX_METADATA:
+        raise RequestError(f"metadata has {len(metadata)} entries; the limit is {MAX_METADATA}", "metadata")
+    for key, value in metadata.items():
+        if len(key) > 64 or len(value) > 512:
+            raise RequestError(
+                f"metadata holds a key of {len(key)} and a value of {len(value)} characters; the limits are 64 and 512",
+                "metadata",
+            )
+
+
+def _set_max_tokens(values: dict[str, Any], body: ChatBody) -> None:
+    # The newer name wins; an error must name the one that the client wrote.
+    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    asked = getattr(body, field)
+    if asked is not None:
+        if asked < 1:
+            raise RequestError(f"{field} is {asked}; it must be at least 1", field)
+        values["max_tokens"] = asked
 
 
 def _chat_logprobs(body: ChatBody) -> int | None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foliolm.core.errors import RequestError
-from foliolm.core.sampling import SamplingParams
+from foliolm.core.sampling import MAX_STOP_CHARACTERS, SamplingParams
 from foliolm.text.load import load_text
+from foliolm.text.tool_formats import ToolFormat, described_in_text, tool_format
 
 if TYPE_CHECKING:
     from foliolm.core.config import EngineConfig
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from foliolm.text.tokenizer import Tokenizer
     from foliolm.weights.checkpoint import ModelFiles
 
+MAX_BAD_WORDS = 512
 # Shorter texts are tokenised in less time than a hand-over to a thread and back takes.
 _INLINE_CHARACTERS = 4096
 
@@ -30,6 +32,7 @@ class ServedModel:
         names: under which it is offered; the first is the one that answers carry.
         tokenizer: of the model.
         chat_template: None where the model has none.
+        tool_format: how the model writes calls of tools.
         sampling_defaults: the model's generation_config, as ``SamplingParams`` names.
         eos_token_ids: tokens that end an answer.
         max_model_len: most tokens of prompt and output together.
@@ -45,6 +48,7 @@ class ServedModel:
     max_model_len: int
     vocab_size: int
     created: int = field(default_factory=lambda: int(time.time()))
+    tool_format: ToolFormat = field(default_factory=lambda: ToolFormat("hermes"))
 
     @classmethod
     def of(cls, config: EngineConfig, files: ModelFiles) -> ServedModel:
@@ -63,6 +67,11 @@ class ServedModel:
             eos_token_ids=files.eos_token_ids,
             max_model_len=config.max_model_len or files.shape.max_position_embeddings,
             vocab_size=tokenizer.num_tokens,
+            tool_format=tool_format(
+                config.tool_call_parser,
+                "\n".join(chat_template.sources.values()) if chat_template else "",
+                [tokenizer.token_text(token) for token in tokenizer.special_ids],
+            ),
         )
 
     @property
@@ -70,17 +79,33 @@ class ServedModel:
         """The name that answers carry."""
         return self.names[0]
 
-    def encode(self, text: str, field: str) -> list[int]:
+    def encode(self, text: str, field: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt. It is the client's own from end to end, so control tokens in it are meant.
 
         Raises:
             RequestError: it cannot fit in the context however it is tokenised.
         """
         self.check_characters(len(text), field)
-        return self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> list[int]:
-        """Token ids of a conversation, through the model's chat template; ``options`` are ``ChatTemplate.encode``'s.
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[int]:
+        """Token ids of a conversation, through the model's chat template.
+
+        Where the template knows nothing of tools, they are described in text. Where it knows no developers, what they
+        say is the system's.
+
+        Args:
+            messages: in OpenAI's form, with calls' arguments as objects.
+            tools: in OpenAI's form.
+            variables: the client's own for the template.
+            options: as ``ChatTemplate.encode``.
 
         Raises:
             RequestError: the model has no template, the template refuses the messages, or they cannot fit.
@@ -91,20 +116,33 @@ class ServedModel:
                 "messages",
                 "no_chat_template",
             )
-        self.check_characters(_characters(messages), "messages")
-        return self.chat_template.encode(messages, **options)
+        template = self.chat_template
+        self.check_characters(_characters(messages, tools), "messages")
+        for name in variables or {}:
+            if name not in template.variables:
+                raise RequestError(
+                    f"chat_template_kwargs holds {name[:80]!r}, a variable that the model's chat template does not read",
+                    f"chat_template_kwargs.{name[:80]}",
+                )
+        if not any("developer" in source for source in template.sources.values()):
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        if not template.takes_tools and (tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)):
+            messages, tools = described_in_text(messages, tools), ()
+        return template.encode(messages, tools=tools or None, variables=variables, **options)
 
-    async def encode_off_loop(self, text: str, field: str) -> list[int]:
+    async def encode_off_loop(self, text: str, field: str, add_special_tokens: bool = True) -> list[int]:
         """``encode``; a long text in a thread, so that the event loop goes on."""
         if len(text) <= _INLINE_CHARACTERS:
-            return self.encode(text, field)
-        return await asyncio.to_thread(self.encode, text, field)
+            return self.encode(text, field, add_special_tokens)
+        return await asyncio.to_thread(self.encode, text, field, add_special_tokens)
 
-    async def encode_chat_off_loop(self, messages: Sequence[Mapping[str, str]], **options: Any) -> list[int]:
+    async def encode_chat_off_loop(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **options: Any
+    ) -> list[int]:
         """``encode_chat``; a long conversation in a thread, so that the event loop goes on."""
-        if _characters(messages) <= _INLINE_CHARACTERS:
-            return self.encode_chat(messages, **options)
-        return await asyncio.to_thread(self.encode_chat, messages, **options)
+        if _characters(messages, tools) <= _INLINE_CHARACTERS:
+            return self.encode_chat(messages, tools=tools, **options)
+        return await asyncio.to_thread(self.encode_chat, messages, tools=tools, **options)
 
     def check_characters(self, characters: int, field: str) -> None:
         """Refuse a text that cannot fit, before time is spent on tokenising it.
@@ -164,7 +202,13 @@ class ServedModel:
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences of words to forbid: each as it stands at a text's start, and after a space."""
         found: dict[tuple[int, ...], None] = {}
+        if len(words) > MAX_BAD_WORDS:
+            raise RequestError(f"bad_words has {len(words)} entries; the limit is {MAX_BAD_WORDS}", "bad_words")
         for word in words:
+            if len(word) > MAX_STOP_CHARACTERS:
+                raise RequestError(
+                    f"bad_words holds a word of {len(word)} characters; the limit is {MAX_STOP_CHARACTERS}", "bad_words"
+                )
             if not word.strip():
                 raise RequestError(f"bad_words holds {word!r}; each must have a visible character", "bad_words")
             for text in (word, " " + word.lstrip()):
@@ -173,5 +217,10 @@ class ServedModel:
         return tuple(found)
 
 
-def _characters(messages: Sequence[Mapping[str, str]]) -> int:
-    return sum(len(message["content"]) for message in messages)
+def _characters(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+    """Characters that are sure to reach the prompt: of the contents, and of the words that describe tools.
+
+    A turn counts as one at least: it takes a token to say whose it is.
+    """
+    described = (tool["function"].get("description") or "" for tool in tools)
+    return sum(max(1, len(message["content"])) for message in messages) + sum(map(len, described))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_CHOICES = 256
 """Most choices (prompts × n) of one request."""
+MAX_TOKENS = 1 << 20
+"""Most tokens, of prompts and answers together, of a request with several choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +138,7 @@ class Service:
             ModelNotFoundError: the body names a model that is not served.
             RequestError: options contradict each other.
         """
-        if body.model is not None and body.model not in self.model.names:
-            names = ", ".join(self.model.names)
-            raise ModelNotFoundError(
-                f"model {body.model[:200]!r} is not served here; served: {names}", "model", "model_not_found"
-            )
+        self.check_model(body.model)
         check_options(body)
         if body.priority and self.scheduling_policy != "priority":
             raise RequestError(
@@ -153,7 +151,23 @@ class Service:
         aliases = frozenset(name for name in (identifier, body.request_id, given) if name)
         log = request.scope.get("log", {})
         log.update(answer=identifier, model=body.model or self.model.name, stream=bool(body.stream), user=body.user)
+        if body.metadata:
+            log["metadata"] = body.metadata
+        if body.safety_identifier is not None:
+            log["safety_identifier"] = body.safety_identifier
         return Answer(identifier, int(time.time()), body.model or self.model.name, aliases, log)
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a name under which no model is served; None stands for the one that is.
+
+        Raises:
+            ModelNotFoundError: with the names that are served.
+        """
+        if name is not None and name not in self.model.names:
+            names = ", ".join(self.model.names)
+            raise ModelNotFoundError(
+                f"model {name[:200]!r} is not served here; served: {names}", "model", "model_not_found"
+            )
 
     async def generate(
         self,
@@ -175,6 +189,7 @@ class Service:
                 f"the limit is {MAX_CHOICES} a request",
                 "n",
             )
+        self._check_tokens(prompts, sampling)
         deadlines = self.limits.deadlines(body.timeout)
         generation = Generation(self.client, answer.names, deadlines, self.metrics.observe_timeout)
         answer.log["generation"] = generation
@@ -203,6 +218,15 @@ class Service:
             self.release(generation)
             raise
         return generation
+
+    def _check_tokens(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> None:
+        tokens = sum(len(prompt) + self.model.room(len(prompt), sampling.max_tokens) for prompt in prompts) * sampling.n
+        if tokens > MAX_TOKENS and len(prompts) * sampling.n > 1:
+            raise RequestError(
+                f"{len(prompts) * sampling.n} choices of prompt and max_tokens make {tokens} tokens; the limit is "
+                f"{MAX_TOKENS} a request: lower n, max_tokens or the number of prompts",
+                "n" if sampling.n > 1 else "prompt",
+            )
 
     def stream(
         self, generation: Generation, events: AsyncGenerator[bytes, None], headers: dict[str, str]
@@ -255,9 +279,14 @@ class Service:
             generation.fail(ServerDrainingError("the server shut down before the answer was complete"))
 
 
-def usage_of(generation: Generation) -> dict[str, Any]:
-    """OpenAI's usage object: each prompt is counted once, however many choices it has."""
-    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+def usage_of(generation: Generation, with_output: bool = True) -> dict[str, Any]:
+    """OpenAI's usage object: each prompt is counted once, however many choices it has.
+
+    Args:
+        generation: what was generated.
+        with_output: False where the answer is left out.
+    """
+    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens if with_output else 0
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,

@@ -11,6 +11,7 @@ BATCHING = ("continuous", "static")
 PREFILL_POLICIES = ("decodes-first", "first")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+TOOL_CALL_PARSERS = ("auto", "hermes", "json")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -45,6 +46,8 @@ class EngineConfig:
         seed: makes runs repeatable; None: fresh entropy a request.
         generation_config: ``auto``: the model's sampling defaults; ``none``: neutral ones.
         chat_template: a file or a template's text in place of the model's own.
+        tool_call_parser: how the model writes tool calls: ``hermes`` (between <tool_call> and </tool_call>), ``json``
+            (a bare JSON object), or ``auto``: what its chat template teaches.
 
     Raises:
         ConfigError: a value is out of range or contradicts another; the message names the flag, value and limit.
@@ -76,6 +79,7 @@ class EngineConfig:
     seed: int | None = None
     generation_config: str = "auto"
     chat_template: str | None = None
+    tool_call_parser: str = "auto"
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -85,6 +89,7 @@ class EngineConfig:
             ("prefill_policy", PREFILL_POLICIES),
             ("scheduling_policy", SCHEDULING_POLICIES),
             ("generation_config", ("auto", "none")),
+            ("tool_call_parser", TOOL_CALL_PARSERS),
         ):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{_flag(name)} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from foliolm.core.errors import RequestError
 
-KINDS = ("json", "regex", "choice", "lark")
+KINDS = ("json", "regex", "choice", "grammar")
 MAX_SOURCE_CHARACTERS = 256 << 10
 
 
@@ -17,8 +17,8 @@ class GrammarSpec:
     """A grammar as a client gave it. Plain data: it crosses processes, and two that are equal are compiled once.
 
     Attributes:
-        kind: ``json`` (``source`` is a JSON schema), ``regex``, ``choice`` (a JSON list of strings), or ``lark`` (a
-            Lark grammar with the rule ``start``).
+        kind: ``json`` (``source`` is a JSON schema), ``regex``, ``choice`` (a JSON list of strings), or ``grammar``
+            (Lark with the rule ``start``, or GBNF with ``root``).
         source: its text.
         field: the request's field that it came from, for errors.
         whitespace: of ``json``, a regex for what may stand between its parts (which may always be nothing); "": no

@@ -98,6 +98,7 @@ class TokenOutput:
         stop_reason: the end or stop token's id, where that ended it.
         error: a sentence, where finish_reason is ``error`` or the engine itself ended it.
         stamps: on the last output.
+        num_cached_tokens: on the output with its first token: prompt tokens that were found computed.
     """
 
     request_id: int
@@ -108,3 +109,4 @@ class TokenOutput:
     stop_reason: int | None = None
     error: str | None = None
     stamps: RequestStamps | None = None
+    num_cached_tokens: int = 0

@@ -10,6 +10,9 @@ from foliolm.core.grammar import GrammarSpec
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_IDS = {"stop_token_ids": 1024, "logit_bias": 1024, "bad_words": 1024, "allowed_token_ids": 1 << 16}
+"""Most entries of what a step looks through for each token."""
 MAX_N = 128
 
 
@@ -95,6 +98,11 @@ class SamplingParams:
                 raise RequestError(
                     f"stop holds {text!r}; each entry must be a string of at least one character", "stop"
                 )
+            if len(text) > MAX_STOP_CHARACTERS:
+                raise RequestError(
+                    f"stop holds a string of {len(text)} characters; the limit is {MAX_STOP_CHARACTERS}", "stop"
+                )
+        self._check_counts()
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 _integer(name, token, 0, None)
@@ -108,6 +116,12 @@ class SamplingParams:
         for pair in self.logit_bias:
             _integer("logit_bias", pair[0], 0, None)
             _number("logit_bias", pair[1], -100.0, 100.0)
+
+    def _check_counts(self) -> None:
+        for name, limit in MAX_IDS.items():
+            entries = self.bad_words_token_ids if name == "bad_words" else getattr(self, name)
+            if entries is not None and len(entries) > limit:
+                raise RequestError(f"{name} has {len(entries)} entries; the limit is {limit}", name)
 
     @property
     def greedy(self) -> bool:

@@ -150,7 +150,8 @@ class Committer:
             return self.finish(request, FinishReason.STOP, now, (token,), logprobs, prompt_logprobs)
         if count >= request.limit:
             return self.finish(request, FinishReason.LENGTH, now, (token,), logprobs, prompt_logprobs)
-        return TokenOutput(request.request_id, (token,), logprobs, prompt_logprobs)
+        cached = request.num_cached if count == request.num_prompt + 1 else 0
+        return TokenOutput(request.request_id, (token,), logprobs, prompt_logprobs, num_cached_tokens=cached)
 
     def _commit_virtual(self, plan: StepPlan, flight: Flight, now: int, outputs: list[TokenOutput]) -> None:
         """In virtual time tokens have no content: only those who begin to answer, or end, are touched."""

@@ -120,7 +120,7 @@ class CallScanner:
             self._escaped = True
         elif character == '"':
             self._quoted = False
-            self._key = _loaded("".join(self._value))
+            self._key = str(_loaded("".join(self._value)))
             self._at = _At.COLON
 
     def _begin_value(self, character: str, streamed: list[str]) -> None:
@@ -179,8 +179,8 @@ class CallScanner:
         if raw[0] == "{":
             whole = raw if self._name is None else None  # else they were streamed
         elif raw[0] == '"':  # some models write the object as a string
-            whole = _loaded(raw)
-            if not isinstance(_loaded(str(whole)), dict):
+            whole = str(_loaded(raw))
+            if not isinstance(_loaded(whole), dict):
                 raise CallFormatError("the arguments are not an object")
         elif raw == "null":
             whole = "{}"

@@ -11,6 +11,7 @@ from foliolm.text.marks import ControlTokens, Marks
 
 if TYPE_CHECKING:
     import jinja2
+    import jinja2.sandbox
 
     from foliolm.text.tokenizer import Tokenizer
 
@@ -31,6 +32,10 @@ class ChatTemplate:
         tokenizer: makes ids of the rendered text.
         special_tokens: ``bos_token`` and the like, which templates write by name.
 
+    Attributes:
+        variables: names that the templates read and do not set themselves.
+        takes_tools: whether tools that are given get into the text.
+
     Raises:
         ConfigError: a template is not valid Jinja.
     """
@@ -43,6 +48,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._control = ControlTokens(tokenizer.control)
         self._compiled = {name: _compile(source) for name, source in sources.items()}
+        self.variables = frozenset[str]().union(*map(_variables, sources.values()))
+        self.takes_tools = "tool_use" in sources or "tools" in self.variables
 
     def render(
         self,
@@ -173,8 +180,22 @@ def _run(template: jinja2.Template, values: dict[str, Any]) -> str:
         raise RequestError(text, "messages", "chat_template_error") from None
 
 
+def _variables(source: str) -> frozenset[str]:
+    from jinja2 import meta
+
+    return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+
+
 def _compile(source: str) -> jinja2.Template:
     import jinja2
+
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from None
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     import jinja2.sandbox
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -183,10 +204,7 @@ def _compile(source: str) -> jinja2.Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from None
+    return environment
 
 
 def _generation_tag() -> type[Any]:

@@ -12,6 +12,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,8 @@ MOST_KEPT = 64
 """Compiled grammars that are kept for the next request that brings the same one."""
 WHITESPACE = r" |\n[ \t]{0,40}"
 """Unbounded whitespace lets a small model fill its whole answer with line breaks."""
+MOST_GBNF = 32 << 10
+"""Its translation to Lark is Python's work, which nobody bounds."""
 _SHOWN = 300
 _LIMITS = {
     # What a grammar may cost, in llguidance's units: about 20 ms to build its lexer, 15 ms a step, 50 MB of states.
@@ -41,15 +44,18 @@ _LIMITS = {
 }
 
 
-def check_grammar(spec: GrammarSpec) -> None:
-    """Refuse a grammar that is wrong by itself, without a vocabulary; takes milliseconds.
+def checked_grammar(spec: GrammarSpec) -> GrammarSpec:
+    """A grammar that is right by itself, ready to be compiled for a vocabulary; takes milliseconds.
 
     Raises:
         RequestError: names the field and what is wrong.
     """
+    if spec.kind == "grammar":
+        spec = replace(spec, source=_lark(spec))
     wrong, messages = _library().LLMatcher.validate_grammar_with_warnings(_source(spec), limits=_limits())
     if wrong:
         raise _refused(spec, messages[0])
+    return spec
 
 
 class CompiledGrammars:
@@ -241,12 +247,26 @@ def _source(spec: GrammarSpec) -> str:
         choices = " | ".join(json.dumps(choice) for choice in json.loads(spec.source))
         grammar = matcher.grammar_from_lark(f"start: {choices}")
     else:
-        grammar = matcher.grammar_from_lark(spec.source)
+        grammar = matcher.grammar_from_lark(_lark(spec))
     return grammar
 
 
+def _lark(spec: GrammarSpec) -> str:
+    """GBNF as Lark, Lark as it is."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+    if is_lark_syntax(spec.source):
+        return spec.source
+    if len(spec.source) > MOST_GBNF:
+        raise _refused(spec, f"GBNF of {len(spec.source)} characters; the limit is {MOST_GBNF} (Lark may be longer)")
+    try:
+        return gbnf_to_lark(spec.source)
+    except Exception as error:  # its parser raises whatever it stumbles over
+        raise _refused(spec, f"{type(error).__name__}: {error}") from None
+
+
 def _refused(spec: GrammarSpec, message: str) -> RequestError:
-    kind = {"json": "JSON schema", "regex": "regular expression", "choice": "choice", "lark": "grammar"}[spec.kind]
+    kind = {"json": "JSON schema", "regex": "regular expression", "choice": "choice", "grammar": "grammar"}[spec.kind]
     return RequestError(f"{spec.field}: the {kind} cannot be used: {_first_line(message)}", spec.field, "bad_grammar")
 
 

@@ -115,7 +115,7 @@ class Marks:
             ends = [] if key in _NAMES else self.control.ends(value)
             return self._set(value, _joined(self.control.spans(value) + ends))
         if isinstance(value, Mapping):
-            return {name: self.mark(entry, name) for name, entry in value.items()}
+            return {self._mark_key(name): self.mark(entry, name) for name, entry in value.items()}
         if isinstance(value, list | tuple):
             return [self.mark(entry, key) for entry in value]
         return value
@@ -140,6 +140,10 @@ class Marks:
                 parts.append(piece)
                 length += len(piece)
         return "".join(parts), spans
+
+    def _mark_key(self, key: Any) -> Any:
+        """A key that a template could not ask for by name may be a user's own: a property of a tool, an argument."""
+        return self.mark(key) if isinstance(key, str) and not key.isidentifier() else key
 
     def _set(self, text: str, spans: list[Span]) -> str:
         parts: list[str] = []
@@ -170,7 +174,8 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for entry in value.values():
+        for name, entry in value.items():
+            yield from _strings(name)
             yield from _strings(entry)
     elif isinstance(value, list | tuple):
         for entry in value:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 class StopStrings:
     """Looks for the stop string that is completed first, whatever the parts that the text comes in.
 
-    Text that may yet turn out to be the beginning of a stop string is held back, and nothing more.
+    Text that may yet turn out to be the beginning of a stop string is held back, and nothing more. Each string is
+    matched by Knuth, Morris & Pratt's automaton (1977), so that work and memory are linear in the text and the strings.
 
     Args:
         stops: the stop strings; none may be empty.
@@ -17,11 +18,12 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False, min_tokens: int = 0) -> None:
-        self._stops = tuple(stops)
+        # Of several that end at one place, the one that begins first is found: the longest.
+        self._stops = tuple(sorted(set(stops), key=len, reverse=True))
         self._include = include
         self._min_tokens = min_tokens
-        self._longest = max(map(len, self._stops), default=0)
-        self._beginnings = frozenset(stop[:length] for stop in self._stops for length in range(1, len(stop)))
+        self._borders = tuple(map(_borders, self._stops))
+        self._matched = [0] * len(self._stops)
         self._held = ""
         self.found: str | None = None
 
@@ -38,13 +40,12 @@ class StopStrings:
             return text
         known = len(self._held)
         whole = self._held + text
-        if num_tokens >= self._min_tokens:
-            match = self._first_completed(whole, known)
-            if match is not None:
-                begin, self.found = match
-                self._held = ""
-                return whole[: begin + len(self.found)] if self._include else whole[:begin]
-        keep = self._undecided(whole)
+        for position, character in enumerate(text, known + 1):
+            completed = self._advance(character)
+            if completed is not None and num_tokens >= self._min_tokens:
+                self.found, self._held = completed, ""
+                return whole[:position] if self._include else whole[: position - len(completed)]
+        keep = max(self._matched)
         self._held = whole[len(whole) - keep :]
         return whole[: len(whole) - keep]
 
@@ -53,18 +54,28 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first_completed(self, text: str, known: int) -> tuple[int, str] | None:
-        """Begin and text of the match that ends first, after the ``known`` characters; of several, the longest."""
-        best: tuple[int, int, str] | None = None
-        for stop in self._stops:
-            begin = text.find(stop, max(0, known - len(stop) + 1))
-            if begin >= 0 and (best is None or (begin + len(stop), begin) < best[:2]):
-                best = (begin + len(stop), begin, stop)
-        return None if best is None else (best[1], best[2])
+    def _advance(self, character: str) -> str | None:
+        """One more character; the stop string that it completes, if it does."""
+        completed = None
+        for number, stop in enumerate(self._stops):
+            borders, matched = self._borders[number], self._matched[number]
+            while matched and stop[matched] != character:
+                matched = borders[matched - 1]
+            matched += stop[matched] == character
+            if matched == len(stop):
+                completed = completed or stop
+                matched = borders[matched - 1]
+            self._matched[number] = matched
+        return completed
 
-    def _undecided(self, text: str) -> int:
-        """Length of the longest end of the text that a stop string could begin with."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            if text[-length:] in self._beginnings:
-                return length
-        return 0
+
+def _borders(stop: str) -> list[int]:
+    """For each prefix of a string, the length of its longest proper prefix that is also its suffix."""
+    borders = [0] * len(stop)
+    matched = 0
+    for position in range(1, len(stop)):
+        while matched and stop[position] != stop[matched]:
+            matched = borders[matched - 1]
+        matched += stop[position] == stop[matched]
+        borders[position] = matched
+    return borders

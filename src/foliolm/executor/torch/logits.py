@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foliolm.core.sampling import SamplingParams
@@ -31,7 +34,7 @@ def edit_logits(
     if history is not None:
         _penalise(row, params, history)
     if params.allowed_token_ids is not None:
-        allowed = _ids(params.allowed_token_ids, row)
+        allowed = torch.from_numpy(_allowed(params.allowed_token_ids)).to(row.device)
         kept = row[allowed]
         row.fill_(-math.inf)
         row[allowed] = kept
@@ -52,6 +55,12 @@ def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
         values = torch.where(values > 0, values / factor, values * factor)
     values = values - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
     row[ids] = values
+
+
+@lru_cache(maxsize=256)
+def _allowed(ids: tuple[int, ...]) -> NDArray[np.int64]:
+    """The same long list is asked for at every step of a request."""
+    return np.array(ids, np.int64)
 
 
 def _just_said(output: Sequence[int], words: tuple[int, ...]) -> bool:
