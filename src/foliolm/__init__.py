@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Any
 from foliolm.version import __version__
 
 if TYPE_CHECKING:
+    from foliolm.api.async_llm import AsyncLLM
     from foliolm.api.llm import LLM, CompletionOutput, RequestOutput
     from foliolm.core.sampling import SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
 
 # Imported when first asked for: most commands need neither torch nor a tokenizer.
 _HOMES = {
+    "AsyncLLM": "foliolm.api.async_llm",
     "LLM": "foliolm.api.llm",
     "CompletionOutput": "foliolm.api.llm",
     "RequestOutput": "foliolm.api.llm",

@@ -36,7 +36,7 @@ class CompletionOutput:
         text, token_ids: generated; an end token is among the ids, not in the text.
         logprobs: one entry a token, where asked for.
         cumulative_logprob: their sum, where asked for.
-        finish_reason: ``stop`` or ``length``.
+        finish_reason: ``stop`` or ``length``; None while it goes on.
         stop_reason: the stop string or stop token id that ended it, where one did.
         stamps: monotonic nanoseconds at the turns of its life; None where a stop string ended it.
     """
@@ -46,7 +46,7 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None
     cumulative_logprob: float | None
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: str | int | None
     stamps: RequestStamps | None
 
@@ -66,6 +66,11 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
     outputs: tuple[CompletionOutput, ...]
+
+    @property
+    def finished(self) -> bool:
+        """True once every completion has ended."""
+        return all(output.finish_reason is not None for output in self.outputs)
 
 
 @dataclass(slots=True)
