@@ -20,6 +20,12 @@ def lean_settings():
 
 
 @pytest.fixture(scope="session")
+def lean_flags():
+    """The same as flags of a command."""
+    return FLAGS
+
+
+@pytest.fixture(scope="session")
 def real_server():
     """``foliolm serve`` with the embedded model."""
     from server_process import ServerProcess

@@ -14,6 +14,8 @@ from foliolm.version import __version__
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("foliolm.cli.serve", "serve", "Serve a model over the OpenAI API."),
     "pull": ("foliolm.cli.pull", "pull", "Fetch a model, so that it can be served offline."),
+    "chat": ("foliolm.cli.chat", "chat", "Talk to a model in the terminal, served or in this process."),
+    "generate": ("foliolm.cli.generate", "generate", "Answer a file of requests in OpenAI's batch format; resumable."),
     "demo": ("foliolm.cli.demo", "demo", "Start a server, stream eight answers at once, show the times, stop it."),
     "plan": ("foliolm.cli.plan", "app", "What a model needs on a device, and what binds it: arithmetic only."),
     "probe": ("foliolm.cli.probe", "probe", "Measure this machine's memory and matmul rates."),
