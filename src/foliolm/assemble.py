@@ -5,20 +5,33 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foliolm.core.clock import MonotonicClock
 from foliolm.core.config import EngineConfig
 from foliolm.core.errors import ConfigError
-from foliolm.core.resolve import Limits, resolve_limits, resolve_scheduler
+from foliolm.core.resolve import Limits, SchedulerConfig, resolve_limits, resolve_scheduler
 from foliolm.engine.engine import Engine, EngineInfo
+from foliolm.executor.cost import CostExecutor
 from foliolm.kv import KVManager
+from foliolm.ledger.chunk_budget import TargetChunks
+from foliolm.ledger.journal import Journal
 from foliolm.ledger.ledger import Ledger
+from foliolm.ledger.lines import EngineLine
+from foliolm.ledger.plan_cost import PlanCost
+from foliolm.ledger.step_cost import StepCost
 from foliolm.scheduler import Scheduler
+from foliolm.version import __version__
 
 if TYPE_CHECKING:
     from foliolm.core.grammar import Grammars
+    from foliolm.core.kvspec import KVSpec
+    from foliolm.core.protocols import Clock, Executor
+    from foliolm.executor.cost import AdvancingClock
+    from foliolm.executor.torch.executor import TorchExecutor
     from foliolm.executor.torch.memory import MemorySum
     from foliolm.model.decoder import DecoderModel
     from foliolm.weights.checkpoint import ModelFiles
@@ -72,6 +85,7 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
     report(f"warmed up in {seconds:.1f} s")
 
     dtype = str(model.dtype).removeprefix("torch.")
+    cost, cost_source = _predictor(config, model, executor, settings)
     info = EngineInfo(
         model=str(files.source),
         max_model_len=settings.max_model_len,
@@ -86,8 +100,115 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
             *reasons,
         ),
     )
-    scheduler = Scheduler(settings, KVManager(executor.kv.specs, memory.num_blocks, settings.block_size))
-    return Engine(scheduler, executor, MonotonicClock(), Ledger(engine_index), info, config.pipeline_depth, grammars)
+    books = Books(cost, cost_source, engine_index, config.ledger, config.itl_target_ms)
+    engine = _compose(
+        settings, executor.kv.specs, executor, MonotonicClock(), info, books, config.pipeline_depth, grammars
+    )
+    if config.self_calibration and config.step_cost is None:
+        from foliolm.ledger.self_calibration import SelfCalibration
+
+        engine.ledger.on_step.append(SelfCalibration(engine.ledger, cost).take)
+    return engine
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """How an engine's books are kept.
+
+    Attributes:
+        cost: predicts its steps.
+        cost_source: ``default``, ``startup``, ``file`` or ``calibrated``.
+        engine_index: which engine of the client's list it is.
+        ledger: a folder for JSON lines, or None.
+        itl_target_ms: see ``EngineConfig``.
+    """
+
+    cost: StepCost
+    cost_source: str = "file"
+    engine_index: int = 0
+    ledger: str | None = None
+    itl_target_ms: float | None = None
+
+
+def build_virtual_engine(
+    settings: SchedulerConfig, books: Books, clock: AdvancingClock, host_s: float = 0.0, depth: int = 0
+) -> Engine:
+    """An engine whose steps take the time that a step cost says: everything but executor and clock is the real one.
+
+    Args:
+        settings: the scheduler's; ``num_blocks`` and ``block_size`` size the KV pool.
+        books: the step cost, and how the books are kept.
+        clock: virtual; the executor advances it.
+        host_s: seconds that the host needs between two steps.
+        depth: steps in flight while the next is planned.
+    """
+    model = books.cost.model
+    info = EngineInfo(
+        model.name, settings.max_model_len, model.vocab_size, settings.block_size, settings.num_blocks - 1
+    )
+    executor = CostExecutor(PlanCost(books.cost), clock, host_s)
+    return _compose(settings, model.kv, executor, clock, info, books, depth)
+
+
+def _compose(
+    settings: SchedulerConfig,
+    specs: Sequence[KVSpec],
+    executor: Executor,
+    clock: Clock,
+    info: EngineInfo,
+    books: Books,
+    depth: int,
+    grammars: Grammars | None = None,
+) -> Engine:
+    """What real and virtual engines have in common."""
+    journal = None if books.ledger is None else Journal(Path(books.ledger), f"engine-{books.engine_index}")
+    ledger = Ledger(
+        books.engine_index,
+        cost=books.cost,
+        cost_source=books.cost_source,
+        journal=journal,
+        block_size=settings.block_size,
+    )
+    if journal is not None:
+        journal.header = lambda: EngineLine(
+            engine=books.engine_index,
+            wall_ns=time.time_ns(),
+            monotonic_ns=clock.now(),
+            model=info.model,
+            dtype=info.dtype,
+            scheduler=settings,
+            cost=ledger.cost,
+            cost_source=ledger.cost_source,
+            depth=depth,
+            version=__version__,
+        )
+    chunks = None
+    if books.itl_target_ms is not None:
+        chunks = TargetChunks(ledger, books.itl_target_ms / 1e3)
+        ledger.on_step.append(chunks.observe)
+    scheduler = Scheduler(settings, KVManager(specs, settings.num_blocks, settings.block_size), chunks)
+    return Engine(scheduler, executor, clock, ledger, info, depth, grammars)
+
+
+def _predictor(
+    config: EngineConfig, model: DecoderModel, executor: TorchExecutor, settings: SchedulerConfig
+) -> tuple[StepCost, str]:
+    """The step cost of the loaded model on this machine, and where it comes from."""
+    from foliolm.executor.torch.measured import loaded_account, measure_device, measure_steps
+    from foliolm.ledger.calibration import calibrate
+    from foliolm.ledger.cost_file import load_cost
+    from foliolm.ledger.step_cost import step_cost
+
+    held = loaded_account(model)
+    if config.step_cost is not None:
+        return load_cost(Path(config.step_cost), held).cost, "file"
+    prior = step_cost(held, measure_device(model))
+    samples = measure_steps(
+        executor, prior, settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len
+    )
+    if len(samples) < 10:
+        return prior, "default"
+    return calibrate(prior, samples, hold_out=False).cost, "startup"
 
 
 def _use_threads(config: EngineConfig) -> int:

@@ -41,10 +41,16 @@ class EngineConfig:
         scheduling_policy: ``fcfs``, or ``priority`` (lower runs earlier).
         watermark: share of the blocks that an admission must leave free while something runs.
         max_queued_requests: most requests waiting; more are turned away with 429.
+        itl_target_ms: while streams run, prompts get the largest chunk whose predicted step stays within so many
+            milliseconds; None: the token budget alone decides.
         pipeline_depth: steps in flight while the next is planned.
         num_threads: compute threads; None: the cores that this process may use.
         seed: makes runs repeatable; None: fresh entropy a request.
         generation_config: ``auto``: the model's sampling defaults; ``none``: neutral ones.
+        ledger: a folder that takes every step and request as JSON lines; None: the books are kept in memory only.
+        step_cost: a file that foliolm calibrate wrote: predictions use it as it is; None: a short measurement at the
+            start, then what the running server's own steps say.
+        self_calibration: predictions follow the running server's own steps; not used with step_cost.
         chat_template: a file or a template's text in place of the model's own.
         tool_call_parser: how the model writes tool calls: ``hermes`` (between <tool_call> and </tool_call>), ``json``
             (a bare JSON object), or ``auto``: what its chat template teaches.
@@ -74,10 +80,14 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     watermark: float = 0.01
     max_queued_requests: int = 1024
+    itl_target_ms: float | None = None
     pipeline_depth: int = 0
     num_threads: int | None = None
     seed: int | None = None
     generation_config: str = "auto"
+    ledger: str | None = None
+    step_cost: str | None = None
+    self_calibration: bool = True
     chat_template: str | None = None
     tool_call_parser: str = "auto"
 
@@ -115,6 +125,11 @@ class EngineConfig:
             share = getattr(self, name)
             if not isinstance(share, int | float) or not math.isfinite(share) or not low_share <= share <= high_share:
                 raise ConfigError(f"{_flag(name)} is {share!r}; it must be from {low_share} to {high_share}")
+        target = self.itl_target_ms
+        if target is not None and not (isinstance(target, int | float) and math.isfinite(target) and target > 0):
+            raise ConfigError(f"--itl-target-ms is {target!r}; it must be a finite number above 0")
+        if target is not None and self.mode != "chunked":
+            raise ConfigError(f"--itl-target-ms cuts prompts into chunks; {self.mode} batching computes them whole")
         if self.pipeline_depth not in (0, 1, 2):
             raise ConfigError(f"--pipeline-depth is {self.pipeline_depth!r}; it must be 0, 1 or 2")
         if not self.model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from foliolm.core.plan import StepPlan
+from foliolm.core.plan import Closed, StepPlan
 from foliolm.core.result import StepResult
 
 
@@ -41,4 +41,23 @@ class CostModel(Protocol):
 
     def seconds(self, plan: StepPlan) -> float:
         """Predicted seconds of the whole step."""
+        ...
+
+
+class ChunkBudget(Protocol):
+    """Bounds the prompt tokens of a step in which streams run."""
+
+    def prompt_tokens(
+        self, num_decodes: int, decode_context: int, context: int, most: int
+    ) -> tuple[int, Closed | None]:
+        """Prompt tokens that the step may hold.
+
+        Args:
+            num_decodes, decode_context: the running streams, and their summed contexts.
+            context: tokens computed before of the prompt that is furthest on.
+            most: what the token budget leaves; at least 1.
+
+        Returns:
+            From 1 to ``most``, and what binds where it is below ``most``.
+        """
         ...

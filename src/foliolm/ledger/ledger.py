@@ -62,11 +62,13 @@ class Load:
 class Ledger:
     """Keeps the newest steps and the newest ended requests, totals of all, and the open requests' timelines.
 
+    ``on_step`` lists who is told of every step, in the engine's thread.
+
     Args:
         engine: which engine of the client's list this is; part of every record's key.
         capacity: how many step records and how many request records are kept.
         cost: predicts steps and splits their time; None: nothing is predicted, and every token weighs the same.
-        cost_source: where its coefficients come from: ``default``, ``file`` or ``calibrated``.
+        cost_source: where its coefficients come from: ``default``, ``startup``, ``file`` or ``calibrated``.
         journal: takes every record as a line; None: nothing is written.
         block_size: tokens a KV block, for the prefixes' hashes that a journal keeps.
     """
@@ -87,7 +89,7 @@ class Ledger:
         self.cost = cost
         self.cost_source = cost_source
         self.journal = journal
-        self.on_step: Callable[[StepRecord], None] | None = None
+        self.on_step: list[Callable[[StepRecord], None]] = []
         self._block_size = block_size
         self._open: dict[int, _Open] = {}
         self._timelines = Timelines(Shares(cost))
@@ -115,8 +117,8 @@ class Ledger:
         totals.predicted_seconds += record.predicted_s
         if self.journal is not None:
             self.journal.write(StepLine(record))
-        if self.on_step is not None:
-            self.on_step(record)
+        for take in self.on_step:
+            take(record)
         return record
 
     def record_failure(self, plan: StepPlan | None, now: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from foliolm.core.plan import Admission as AdmissionNote
 from foliolm.core.plan import Closed, Decision, DecisionKind, DecodeRows, LogitsAt, Row, StepPlan
+from foliolm.core.protocols import ChunkBudget
 from foliolm.scheduler.admission import Admission, Outcome
 from foliolm.scheduler.budget import PrefillBudget
 from foliolm.scheduler.preemption import choose_victim
@@ -48,10 +49,12 @@ class Planner:
 
     Args:
         state: shared with the committer.
+        chunks: bounds a step's prompt tokens while streams run; None: the token budget alone does.
     """
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, chunks: ChunkBudget | None = None) -> None:
         self._state = state
+        self._chunks = chunks
         self._config = state.config
         self._kv = state.kv
         self._admission = Admission(state.config, state.kv, state.promises)
@@ -172,6 +175,7 @@ class Planner:
         state, config = self._state, self._config
         if not state.prefilling and not len(state.waiting):
             return
+        tokens, limit = self._bounded(draft, tokens)
         budget = PrefillBudget(
             tokens, config.long_prefill_token_threshold, config.short_prompt_share, self._whole_prompts
         )
@@ -189,6 +193,15 @@ class Planner:
             draft.rows.append(self._row(state.prefilling[rid], count, draft))
         if draft.closed is Closed.EMPTY and state.prefilling:
             draft.closed = Closed.TOKENS
+        if draft.closed is Closed.TOKENS and limit is not None:
+            draft.closed = limit
+
+    def _bounded(self, draft: _Draft, tokens: int) -> tuple[int, Closed | None]:
+        """The step's prompt tokens, and what bounds them where that is not the token budget."""
+        if self._chunks is None or not len(draft.decodes) or tokens <= 0:
+            return tokens, None
+        context = max((request.num_computed for request in self._state.prefilling.values()), default=0)
+        return self._chunks.prompt_tokens(len(draft.decodes), draft.decodes.context_tokens, context, tokens)
 
     def _admit(self, draft: _Draft, budget: PrefillBudget) -> bool:
         """Start whoever may; True if somebody was passed over for want of tokens while some were left."""

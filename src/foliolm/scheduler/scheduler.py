@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from foliolm.core.errors import QueueFullError
 from foliolm.core.plan import StepPlan
+from foliolm.core.protocols import ChunkBudget
 from foliolm.core.request import EngineRequest, FinishReason, TokenOutput
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.core.result import StepResult
@@ -56,12 +57,13 @@ class Scheduler:
     Args:
         config: its settings.
         kv: the KV manager; the scheduler is its only user.
+        chunks: bounds a step's prompt tokens while streams run; None: the token budget alone does.
 
     Raises:
         ValueError: ``config`` and ``kv`` disagree.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVManager, chunks: ChunkBudget | None = None) -> None:
         if kv.block_size != config.block_size or kv.num_usable != config.num_blocks - 1:
             raise ValueError(
                 f"the scheduler has {config.num_blocks} blocks of {config.block_size}, "
@@ -79,7 +81,7 @@ class Scheduler:
             )
         self.config = config
         self._state = SchedulerState(config, kv)
-        self._planner = Planner(self._state)
+        self._planner = Planner(self._state, chunks)
         self._committer = Committer(self._state)
         self._arrivals = 0
 

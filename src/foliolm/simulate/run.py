@@ -83,7 +83,7 @@ def run_arrivals(
                 heapq.heappush(due, (max(arrival.time_ns, clock.now()), next(numbers), arrival))
         stalled = engine.last_record is None and not ended and len(engine.in_flight) == in_flight
         if stalled and engine.has_work:
-            later = [entry[0] for entry in (*due[:1], *aborts[:1])]
+            later = [entry[0] for entry in due[:1]] + [entry[0] for entry in aborts[:1]]
             if not later:
                 raise RuntimeError("the engine has work, but nothing to run and nothing to wait for")
             clock.advance_to(min(later))

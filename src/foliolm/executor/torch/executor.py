@@ -126,6 +126,13 @@ class TorchExecutor:
         self._time_decodes(min(max_num_seqs, WARM_UP_SEQS, self.kv.num_blocks - 1))
         return time.perf_counter() - began
 
+    def time_rows(self, rows: list[tuple[int, int]]) -> float:
+        """Seconds of one step of made-up requests, (new tokens, context) each; all of them sample.
+
+        No request may be live: blocks from 1 on are written.
+        """
+        return self._time_own(rows)
+
     def _run(self, plan: StepPlan, submitted: float) -> StepResult:
         # From completion to completion where a step waited for the one before it.
         try:

@@ -1,0 +1,115 @@
+"""A handful of steps measured before the first request, so that predictions start from this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from foliolm.executor.torch.executor import TorchExecutor
+from foliolm.ledger.accounts import ModelAccount, account
+from foliolm.ledger.samples import Sample
+from foliolm.ledger.step_cost import StepCost
+from foliolm.model.decoder import DecoderModel
+from foliolm.shape.device import Device
+from foliolm.shape.probed import probe_path, probed_device
+
+MATMUL_SIDE = 1024
+READ_BYTES = 64 << 20
+ENOUGH_SECONDS = 1.5
+"""The measurement ends with the step in which this is exceeded."""
+ROUNDS = 3
+
+
+def loaded_account(model: DecoderModel) -> ModelAccount:
+    """The account of the model as it lies in memory: quantised files are expanded when they are loaded."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    held = replace(model.shape, weight_dtype=dtype, weight_bits=8.0 * model.dtype.itemsize, embedding_bits=None)
+    return account(held)
+
+
+def measure_device(model: DecoderModel) -> Device:
+    """The machine's rates: what ``foliolm probe`` kept, where that is of this kind of device, else a quick look."""
+    kind = "gpu" if model.device.type == "cuda" else "cpu"
+    if probe_path().is_file():
+        probed = probed_device()
+        if probed.kind == kind:
+            return probed
+    a = torch.ones(MATMUL_SIDE, MATMUL_SIDE, dtype=model.dtype, device=model.device)
+    data = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=model.device)
+    flops = 2.0 * MATMUL_SIDE**3 / _best(model, lambda: torch.mm(a, a))
+    bandwidth = READ_BYTES / _best(model, lambda: data.sum())
+    is_float32 = model.dtype == torch.float32
+    return Device(
+        id="this-machine",
+        name=f"this machine's {model.device.type}",
+        kind=kind,
+        memory_gb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30,
+        bandwidth_gbps=bandwidth / 1e9,
+        confidence="measured",
+        source="a quick look at start-up",
+        fp32_tflops=flops / 1e12 if is_float32 else None,
+        bf16_tflops_dense=None if is_float32 else flops / 1e12,
+    )
+
+
+def _best(model: DecoderModel, work: Callable[[], object]) -> float:
+    """Seconds of the fastest of three runs, after one that does not count."""
+    seconds = []
+    for _ in range(4):
+        began = time.perf_counter()
+        work()
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def measure_steps(
+    executor: TorchExecutor, cost: StepCost, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
+) -> list[Sample]:
+    """Time steps of decodes, of one chunk, and of both, at a few sizes; the fastest of the rounds counts.
+
+    No request may be live: blocks from 1 on are written.
+
+    Args:
+        executor: warmed up.
+        cost: counts the rows.
+        max_num_batched_tokens, max_num_seqs, max_model_len: no step goes beyond them.
+    """
+    shapes = _shapes(max_num_batched_tokens, max_num_seqs, max_model_len)
+    usable = executor.kv.num_blocks - 1
+    size = executor.kv.block_size
+    shapes = [rows for rows in shapes if sum(-(-(new + context) // size) for new, context in rows) <= usable]
+    best = [float("inf")] * len(shapes)
+    began = time.perf_counter()
+    for index, rows in list(enumerate(shapes)) * ROUNDS:
+        best[index] = min(best[index], executor.time_rows(rows))
+        if time.perf_counter() - began > ENOUGH_SECONDS:
+            break
+    samples = []
+    for rows, seconds in zip(shapes, best, strict=True):
+        if seconds == float("inf"):
+            continue
+        decodes = [context for new, context in rows if new == 1]
+        counts = cost.counts(decodes, [(new, context) for new, context in rows if new > 1])
+        samples.append(Sample(replace(counts, sampled=len(rows)), seconds))
+    return samples
+
+
+def _shapes(tokens: int, seqs: int, length: int) -> list[list[tuple[int, int]]]:
+    """Rows (new, context) of the steps to time."""
+    short, long = min(31, length - 1), min(511, length - 1)
+    batches = sorted({min(b, seqs, tokens) for b in (1, 2, 4, 8, 16)})
+    decodes = [[(1, context)] * batch for batch in batches for context in (short, long)]
+    chunks = sorted({min(p, tokens, length - 1) for p in (16, 64, 128, 256)})
+    prompts = [[(chunk, 0)] for chunk in chunks]
+    prompts += [[(chunk, min(512, length - chunk))] for chunk in chunks[-2:] if length > chunk]
+    batch = max(1, min(4, seqs - 1, tokens - 16))
+    mixed = [[(1, context)] * batch + [(min(64, tokens - batch), 0)] for context in (short, long)]
+    # The sizes that matter most come first, should the time not suffice for all.
+    mixed = mixed if seqs > 1 and tokens > batch + 1 else []
+    return [*decodes[::4], *prompts[::2], *mixed, *decodes[1::2], *prompts[1::2], *decodes[2::4]]
