@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from foliolm.core.grammar import Grammars
 from foliolm.core.plan import StepPlan
 from foliolm.core.request import EngineRequest, FinishReason, TokenLogprobs
 from foliolm.core.resolve import SchedulerConfig
@@ -65,6 +66,7 @@ def generate(
     seed: int | None = None,
     max_num_seqs: int | None = None,
     max_model_len: int = 400,
+    grammars: Grammars | None = None,
 ) -> Run:
     """Run requests that arrive together to their ends.
 
@@ -77,6 +79,7 @@ def generate(
         seed: the engine's.
         max_num_seqs: most requests in a step; None: all.
         max_model_len: as the flag.
+        grammars: compiles what answers must follow.
     """
     seqs = max_num_seqs or len(requests)
     config = SchedulerConfig(
@@ -88,7 +91,9 @@ def generate(
         long_prefill_token_threshold=1 << 30,
         short_prompt_share=0.0,
     )
-    executor = TorchExecutor(model, num_blocks=num_blocks, block_size=block_size, depth=depth, seed=seed)
+    executor = TorchExecutor(
+        model, num_blocks=num_blocks, block_size=block_size, depth=depth, seed=seed, grammars=grammars
+    )
     scheduler = Scheduler(config, KVManager(executor.kv.specs, num_blocks, block_size))
     for each in requests:
         scheduler.add(each, 0)

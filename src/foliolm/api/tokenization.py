@@ -37,6 +37,9 @@ async def detokenize(service: Service, request: Request) -> dict[str, Any]:
     service.check_model(body.model)
     if len(body.tokens) > MAX_TOKENS:
         raise RequestError(f"tokens has {len(body.tokens)} entries; the limit is {MAX_TOKENS}", "tokens")
+    wrong = next((token for token in body.tokens if not 0 <= token < service.model.vocab_size), None)
+    if wrong is not None:
+        raise RequestError(f"tokens holds token id {wrong}; ids run from 0 to {service.model.vocab_size - 1}", "tokens")
     text = await asyncio.to_thread(service.model.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return {"prompt": text}
 

@@ -31,6 +31,9 @@ class CallScanner:
     Args:
         index: of the call.
         names: of the tools that may be called.
+
+    Attributes:
+        failed: it is no call; what was given of it stays without an end.
     """
 
     def __init__(self, index: int, names: Collection[str]) -> None:
@@ -44,6 +47,7 @@ class CallScanner:
         self._name: str | None = None
         self._held: str | None = None  # arguments that came before the name
         self._has_arguments = False
+        self.failed = False
 
     @property
     def begun(self) -> bool:
@@ -56,30 +60,26 @@ class CallScanner:
         return self._at is _At.DONE
 
     def push(self, text: str) -> tuple[int, list[ToolEvent]]:
-        """Read on, up to the end of the object.
+        """Read on, up to the end of the object, or to where it turns out to be no call of an offered tool (``failed``).
 
         Returns:
             Characters that were read, and what they mean.
-
-        Raises:
-            CallFormatError: it is no call of an offered tool.
         """
         events: list[ToolEvent] = []
         streamed: list[str] = []
         read = 0
-        for character in text:
-            if self._at is _At.DONE:
-                break
-            if self._step(character, streamed, events):
+        try:
+            while read < len(text) and self._at is not _At.DONE:
+                # A number or a word ends where something else begins, which then is taken again.
+                if not self._step(text[read], streamed, events):
+                    self._step(text[read], streamed, events)
                 read += 1
-            else:  # a number or a word ends where something else begins
-                self._step(character, streamed, events)
-                read += 1
+            ending = self._completed() if self._at is _At.DONE else []
+        except CallFormatError:
+            self.failed, ending = True, []
         if streamed:
             events.append(CallArguments(self._index, "".join(streamed)))
-        if self._at is _At.DONE:
-            events += self._completed()
-        return read, events
+        return read, events + ending
 
     def _completed(self) -> list[ToolEvent]:
         if self._name is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from foliolm.text.call_scanner import CallScanner
-from foliolm.text.tool_events import CallFormatError, TextPart, ToolEvent, ToolParser
+from foliolm.text.tool_events import TextPart, ToolEvent, ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -26,6 +26,7 @@ class HermesParser:
         self._raw = ""  # of the call being read, as long as it may yet turn out to be text
         self._count = 0
         self._closing = False
+        self._trimming = False
 
     def push(self, text: str) -> list[ToolEvent]:
         """What is certain after this text."""
@@ -51,15 +52,17 @@ class HermesParser:
         if self._closing:
             stripped = whole.lstrip()
             if stripped.startswith(END):
-                whole, self._closing = stripped[len(END) :].lstrip(), False
+                whole, self._closing, self._trimming = stripped[len(END) :], False, True
             elif END.startswith(stripped):
                 self._text = whole
                 return ""
             else:
                 self._closing = False
-        if self._count and not whole.strip():
-            self._text = whole
-            return ""
+        if self._trimming:
+            whole = whole.lstrip()
+            if not whole:
+                return ""
+            self._trimming = False
         before, tag, after = whole.partition(BEGIN)
         if tag:
             if before.strip():
@@ -74,18 +77,15 @@ class HermesParser:
 
     def _in_call(self, text: str, events: list[ToolEvent]) -> str:
         assert self._scanner is not None
-        begun = self._scanner.begun
-        try:
-            read, found = self._scanner.push(text)
-        except CallFormatError:
-            self._scanner = None
-            if begun:
-                return text  # what was announced cannot be taken back; it stays without an end
-            events.append(TextPart(self._raw))
-            return text
+        read, found = self._scanner.push(text)
         events += found
         self._raw += text[:read]
-        if self._scanner.done:
+        if self._scanner.failed:
+            if not self._scanner.begun:
+                events.append(TextPart(self._raw))
+            self._count += self._scanner.begun  # what was announced cannot be taken back; it stays without an end
+            self._scanner = None
+        elif self._scanner.done:
             self._scanner, self._count, self._closing = None, self._count + 1, True
         return text[read:]
 
@@ -141,17 +141,14 @@ class PlainJsonParser:
 
     def _in_call(self, text: str, events: list[ToolEvent]) -> str:
         assert self._scanner is not None
-        begun = self._scanner.begun
-        try:
-            read, found = self._scanner.push(text)
-        except CallFormatError:
-            self._scanner, self._is_text = None, True
-            if not begun:
-                events.append(TextPart(self._raw))
-            return text
+        read, found = self._scanner.push(text)
         events += found
         self._raw += text[:read]
-        if self._scanner.done:
+        if self._scanner.failed:
+            if not self._scanner.begun:
+                events.append(TextPart(self._raw))
+            self._scanner, self._is_text = None, True
+        elif self._scanner.done:
             self._scanner, self._count = None, self._count + 1
         return text[read:]
 
