@@ -6,11 +6,15 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from foliolm.api.conversation import Message, NamedToolChoice, Tool
+from foliolm.api.refused import check_extra_fields
+from foliolm.api.structured import ResponseFormat, StructuredOutputs
 from foliolm.core.errors import RequestError
 
 Body = TypeVar("Body", bound=BaseModel)
 
 _SHOWN_ERRORS = 3
+_LABEL = r"^[\x21-\x7e]+$"
 
 
 class _Strict(BaseModel):
@@ -21,16 +25,19 @@ class StreamOptions(_Strict):
     """Options that only make sense with ``stream``."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
-class ResponseFormat(_Strict):
-    """The form of the answer. Only plain text is served."""
+class GenerationBody(BaseModel):
+    """What chat and plain completions have in common. See ``SamplingParams`` for what each number means.
 
-    type: Literal["text"]
+    ``user``, ``safety_identifier`` and ``metadata`` go into the request's log line and do nothing else.
+    ``prompt_cache_key`` asks that requests of one key share a cache; here all do.
+    """
 
-
-class GenerationBody(_Strict):
-    """What chat and plain completions have in common. See ``SamplingParams`` for what each number means."""
+    # Unknown fields are kept, so that ``refused`` can say why.
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
     stream: bool | None = None
@@ -56,32 +63,16 @@ class GenerationBody(_Strict):
     bad_words: list[str] | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    request_id: str | None = Field(default=None, max_length=256)
+    request_id: str | None = Field(default=None, max_length=256, pattern=_LABEL)
     timeout: float | None = Field(default=None, gt=0, le=86_400)
     user: str | None = Field(default=None, max_length=256)
+    safety_identifier: str | None = Field(default=None, max_length=256)
+    prompt_cache_key: str | None = Field(default=None, max_length=256)
+    metadata: dict[str, str] | None = None
     response_format: ResponseFormat | None = None
-
-
-class TextPart(_Strict):
-    """A piece of a message's text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The content as one string."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+    structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
 
 
 class ChatBody(GenerationBody):
@@ -91,9 +82,13 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(default=None, max_length=64)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -102,6 +97,29 @@ class CompletionBody(GenerationBody):
     prompt: str | list[int] | list[str] | list[list[int]]
     best_of: int | None = None
     logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokenizeBody(_Strict):
+    """``POST /tokenize``: either a text, or a conversation through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(_Strict):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[int]
 
 
 def parse_body(kind: type[Body], raw: bytes) -> Body:
@@ -112,7 +130,9 @@ def parse_body(kind: type[Body], raw: bytes) -> Body:
             few fields at fault; never repeats what the client sent, which may be long.
     """
     try:
-        return kind.model_validate_json(raw)
+        body = kind.model_validate_json(raw)
+        check_extra_fields(body.model_extra)
+        return body
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
     except RecursionError:

@@ -121,7 +121,7 @@ class ServedModel:
         for name in variables or {}:
             if name not in template.variables:
                 raise RequestError(
-                    f"chat_template_kwargs holds {name[:80]!r}, a variable that the model's chat template does not read",
+                    f"chat_template_kwargs holds {name[:80]!r}, which the model's chat template does not read",
                     f"chat_template_kwargs.{name[:80]}",
                 )
         if not any("developer" in source for source in template.sources.values()):
