@@ -12,6 +12,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from foliolm.core.record import RequestRecord, StepRecord
+from foliolm.core.timeline import RequestTimeline
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -19,6 +20,7 @@ REFUSALS = ("invalid", "queue_full", "timeout", "draining", "engine_dead")
 
 _NS = 1e-9
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 80)
+_RESIDUAL_S = tuple(sorted(sign * edge for edge in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0) for sign in (-1, 1)))
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 120, 240, 480, 960, 1920)
 _TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 _STEP_TOKENS = tuple(float(2**e) for e in range(15))
@@ -102,6 +104,19 @@ class Metrics:
         )
         self.iteration_tokens_total = self._histogram("iteration_tokens_total", "New tokens in a step.", _STEP_TOKENS)
         self.step_seconds = self._histogram("step_seconds", "Measured seconds of a step.", _SHORT_S)
+        self.step_predicted_seconds = self._histogram(
+            "step_predicted_seconds", "Seconds that the cost model predicted for a step.", _SHORT_S
+        )
+        self.step_residual_seconds = self._histogram(
+            "step_residual_seconds", "Measured minus predicted seconds of a step.", _RESIDUAL_S
+        )
+        self.wait_seconds_by_reason = Counter(
+            "foliolm:wait_seconds_by_reason", "Seconds that ended requests waited or were passed over, by reason.",
+            (*labels, "reason"), registry=self.registry,
+        )  # fmt: skip
+        self.preempted_time = self._histogram(
+            "preempted_time_seconds", "Seconds that a request spent without its KV, of those that lost it.", _LONG_S
+        )
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From HTTP accept to the first token.", _LONG_S
         )
@@ -147,6 +162,9 @@ class Metrics:
         if record is not None:
             self.iteration_tokens_total.labels(*labels).observe(record.num_tokens)
             self.step_seconds.labels(*labels).observe(record.seconds.total)
+            if record.predicted_s:
+                self.step_predicted_seconds.labels(*labels).observe(record.predicted_s)
+                self.step_residual_seconds.labels(*labels).observe(record.residual_s)
             if record.num_sampled:
                 self.counters["generation_tokens"].labels(*labels).inc(record.num_sampled)
 
@@ -161,8 +179,18 @@ class Metrics:
                 self.prefill_time.labels(*labels).observe((stamps.first_token_ns - stamps.admitted_ns) * _NS)
                 self.decode_time.labels(*labels).observe((stamps.last_token_ns - stamps.first_token_ns) * _NS)
                 self.inference_time.labels(*labels).observe((stamps.last_token_ns - stamps.admitted_ns) * _NS)
+            if record.timeline is not None:
+                self._observe_waits(labels, record.timeline)
             self.request_prompt_tokens.labels(*labels).observe(record.num_prompt_tokens)
             self.request_generation_tokens.labels(*labels).observe(record.num_output_tokens)
+
+    def _observe_waits(self, labels: tuple[str, str], timeline: RequestTimeline) -> None:
+        for name, nanoseconds in timeline.parts:
+            kind, _, reason = name.partition(":")
+            if kind in ("queue", "skipped"):
+                self.wait_seconds_by_reason.labels(*labels, reason or kind).inc(nanoseconds * _NS)
+            elif kind == "preempted":
+                self.preempted_time.labels(*labels).observe(nanoseconds * _NS)
 
     def observe_death(self, engine: int, error: Exception) -> None:
         """An engine's process ended; it runs nothing now."""
