@@ -157,7 +157,6 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
                 and not output.logprobs
                 and not output.prompt_logprobs
                 and not output.num_cached_tokens
-                and not output.num_cached_tokens
                 and output.request_id not in seen
             )
             if plain:
