@@ -7,6 +7,7 @@ from foliolm.core.errors import QueueFullError, RequestError
 from foliolm.core.request import EngineRequest, FinishReason
 from foliolm.core.sampling import SamplingParams
 from foliolm.engine.client import InProcessClient
+from foliolm.engine.loop import engine_stats
 
 
 class Sink:
@@ -186,3 +187,13 @@ def test_the_ledger_books_steps_and_requests():
     stamps = record.stamps
     assert 0 < stamps.queued_ns <= stamps.admitted_ns <= stamps.first_token_ns <= stamps.last_token_ns
     assert ledger.open_request_ids == ()
+
+
+def test_stats_that_leave_the_process_count_shared_prefixes():
+    client = InProcessClient([build(enable_prefix_caching=True)])
+    for _ in range(2):
+        client.add([request(range(1, 51), max_tokens=2)], [Sink()])
+        run(client)
+    stats = engine_stats(client.engines[0])
+    block_size = client.engines[0].scheduler.config.block_size
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (100, 49 // block_size * block_size)

@@ -146,4 +146,6 @@ def engine_stats(engine: Engine) -> EngineStats:
         num_preemptions=stats.num_preemptions,
         num_failed_steps=engine.ledger.totals.num_failed_steps,
         recomputed_tokens=stats.recomputed_tokens,
+        prefix_cache_queries=stats.prefix_queries,
+        prefix_cache_hits=stats.prefix_hits,
     )
