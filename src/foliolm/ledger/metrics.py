@@ -7,7 +7,7 @@ Names keep vLLM's suffixes under ``foliolm:``, so that dashboards need one word 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -72,6 +72,7 @@ class Metrics:
     def __init__(self, model_name: str, num_engines: int = 1) -> None:
         self.registry = CollectorRegistry()
         self._model = model_name
+        self._meter_series: dict[str, MeterSeries] = {}
         self._rising: dict[tuple[int, str], int] = {}
         labels = ("model_name", "engine")
 
@@ -219,6 +220,24 @@ class Metrics:
         """A meter for one choice of one request."""
         return RequestMeter(self, arrival_ns, num_prompt_tokens)
 
+    def meter_series(self, engine: str) -> MeterSeries:
+        """The series that the meters of an engine's requests write."""
+        series = self._meter_series.get(engine)
+        if series is None:
+            labels = (self._model, engine)
+            series = self._meter_series[engine] = MeterSeries(
+                self.time_to_first_token.labels(*labels),
+                self.inter_token_latency.labels(*labels),
+                self.counters["prompt_tokens"].labels(*labels),
+                self.e2e_latency.labels(*labels),
+                self.time_per_output_token.labels(*labels),
+            )
+        return series
+
+    def observe_end(self, engine: str, reason: str) -> None:
+        """A choice ended: ``stop``, ``length``, ``abort`` or ``error``."""
+        self.request_success.labels(self._model, engine, reason).inc()
+
     def exposition(self) -> bytes:
         """The text that ``/metrics`` returns, in the format that ``CONTENT_TYPE`` names."""
         return generate_latest(self.registry)
@@ -252,6 +271,16 @@ class Metrics:
             self.counters[name].labels(self._model, str(engine)).inc(rise)
 
 
+class MeterSeries(NamedTuple):
+    """The series that a meter writes; looking them up by label for each token would cost more than the rest."""
+
+    time_to_first_token: Histogram
+    inter_token_latency: Histogram
+    prompt_tokens: Counter
+    e2e_latency: Histogram
+    time_per_output_token: Histogram
+
+
 class RequestMeter:
     """Times one choice as the HTTP process sees it. Call it from the event loop's thread.
 
@@ -261,11 +290,11 @@ class RequestMeter:
         num_prompt_tokens: of its prompt.
     """
 
-    __slots__ = ("_labels", "_metrics", "arrival_ns", "first_ns", "last_ns", "num_prompt_tokens", "num_tokens")
+    __slots__ = ("_metrics", "_series", "arrival_ns", "first_ns", "last_ns", "num_prompt_tokens", "num_tokens")
 
     def __init__(self, metrics: Metrics, arrival_ns: int, num_prompt_tokens: int) -> None:
         self._metrics = metrics
-        self._labels = (metrics._model, "0")
+        self._series = metrics.meter_series("0")
         self.arrival_ns = arrival_ns
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0
@@ -274,24 +303,22 @@ class RequestMeter:
 
     def tokens(self, count: int, now_ns: int) -> None:
         """``count`` new tokens came at ``now_ns``."""
-        metrics, labels = self._metrics, self._labels
+        series = self._series
         if not self.num_tokens:
             self.first_ns = now_ns
-            metrics.time_to_first_token.labels(*labels).observe((now_ns - self.arrival_ns) * _NS)
-            metrics.counters["prompt_tokens"].labels(*labels).inc(self.num_prompt_tokens)
+            series.time_to_first_token.observe((now_ns - self.arrival_ns) * _NS)
+            series.prompt_tokens.inc(self.num_prompt_tokens)
         else:
-            gap = metrics.inter_token_latency.labels(*labels)
             for _ in range(count):
-                gap.observe((now_ns - self.last_ns) * _NS / count)
+                series.inter_token_latency.observe((now_ns - self.last_ns) * _NS / count)
         self.num_tokens += count
         self.last_ns = now_ns
 
     def finish(self, reason: str) -> None:
         """It ended: ``stop``, ``length``, ``abort`` or ``error``."""
-        metrics, labels = self._metrics, self._labels
-        metrics.request_success.labels(*labels, reason).inc()
+        self._metrics.observe_end("0", reason)
         if self.num_tokens:
-            metrics.e2e_latency.labels(*labels).observe((self.last_ns - self.arrival_ns) * _NS)
+            self._series.e2e_latency.observe((self.last_ns - self.arrival_ns) * _NS)
         if self.num_tokens > 1:
             per_token = (self.last_ns - self.first_ns) * _NS / (self.num_tokens - 1)
-            metrics.time_per_output_token.labels(*labels).observe(per_token)
+            self._series.time_per_output_token.observe(per_token)
