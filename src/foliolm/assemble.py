@@ -170,8 +170,10 @@ def _compose(
         block_size=settings.block_size,
     )
     if journal is not None:
+        started = clock.now()
         journal.header = lambda: EngineLine(
             engine=books.engine_index,
+            started_ns=started,
             wall_ns=time.time_ns(),
             monotonic_ns=clock.now(),
             model=info.model,
@@ -181,6 +183,7 @@ def _compose(
             cost_source=ledger.cost_source,
             depth=depth,
             version=__version__,
+            itl_target_ms=books.itl_target_ms,
         )
     chunks = None
     if books.itl_target_ms is not None:

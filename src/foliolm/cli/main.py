@@ -17,6 +17,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "chat": ("foliolm.cli.chat", "chat", "Talk to a model in the terminal, served or in this process."),
     "generate": ("foliolm.cli.generate", "generate", "Answer a file of requests in OpenAI's batch format; resumable."),
     "demo": ("foliolm.cli.demo", "demo", "Start a server, stream eight answers at once, show the times, stop it."),
+    "explain": ("foliolm.cli.explain", "explain", "Where a recorded run's time went, and what to change."),
+    "calibrate": ("foliolm.cli.calibrate", "calibrate", "Fit the step cost to a ledger's steps, or to a vLLM log."),
     "plan": ("foliolm.cli.plan", "app", "What a model needs on a device, and what binds it: arithmetic only."),
     "probe": ("foliolm.cli.probe", "probe", "Measure this machine's memory and matmul rates."),
 }

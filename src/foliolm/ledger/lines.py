@@ -17,6 +17,7 @@ class EngineLine(msgspec.Struct, frozen=True, tag_field="kind", tag="engine"):
 
     Attributes:
         engine: which engine of the client's list.
+        started_ns: the monotonic clock when it was built: files of one start are one run.
         wall_ns, monotonic_ns: both clocks at one moment.
         model: for people.
         dtype: of weights and activations.
@@ -24,10 +25,12 @@ class EngineLine(msgspec.Struct, frozen=True, tag_field="kind", tag="engine"):
         cost: the step cost, or None.
         cost_source: ``default``, ``file`` or ``calibrated``.
         depth: steps in flight while the next is planned.
+        itl_target_ms: the target that chunks follow, or None.
         version: FolioLM's.
     """
 
     engine: int
+    started_ns: int
     wall_ns: int
     monotonic_ns: int
     model: str
@@ -37,6 +40,7 @@ class EngineLine(msgspec.Struct, frozen=True, tag_field="kind", tag="engine"):
     cost_source: str
     depth: int
     version: str
+    itl_target_ms: float | None = None
 
 
 class CostLine(msgspec.Struct, frozen=True, tag_field="kind", tag="cost"):

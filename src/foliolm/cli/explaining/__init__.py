@@ -1,0 +1,1 @@
+"""What ``foliolm explain`` prints and writes."""

@@ -1,0 +1,165 @@
+"""``foliolm explain`` for a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from foliolm.ledger.explain import Explanation, OperatingPoint, request_lines
+from foliolm.ledger.reading import LedgerRun
+from foliolm.simulate.advice import Advice, Advised
+
+MEANINGS = {
+    "http": "HTTP process and the way to and from the engine",
+    "text": "templates, tokenising, detokenising",
+    "queue": "waiting for the first step",
+    "host": "between steps: planning, committing",
+    "own_prefill": "computing its own prompt",
+    "own_decode": "computing its own tokens",
+    "recompute": "computing again what a preemption lost",
+    "others_prefill": "in steps with it, others' prompts",
+    "others_decode": "in steps with it, others' tokens",
+    "skipped": "left out of steps",
+    "preempted": "without KV memory",
+}
+METRIC_NAMES = {
+    "output_tokens_per_s": "tokens/s",
+    "ttft_mean": "mean TTFT",
+    "itl_p95": "95% of token gaps",
+    "itl_p99": "99% of token gaps",
+    "e2e_mean": "mean time of a request",
+}
+
+
+def print_run(run: LedgerRun, said: Explanation, advised: Advised | None, why_not: str) -> None:
+    """The whole run."""
+    console = Console()
+    metrics = said.metrics
+    console.print(
+        f"[bold]{Path(said.model).name}[/bold]: {said.num_requests} requests, {said.num_steps} steps in "
+        f"{metrics.makespan:.2f} s; "
+        f"{metrics.output_tokens_per_s:.1f} tokens/s, mean TTFT {seconds_text(metrics.ttft_mean)}, "
+        f"token gaps {seconds_text(metrics.itl_p50)} (median) and {seconds_text(metrics.itl_p95)} (95%)"
+    )
+    if said.num_torn:
+        console.print(f"{said.num_torn} line cut off by a crash left out")
+    table = _table("Where the requests' time went", "part", "seconds", "share", "what it is")
+    total = sum(said.parts.values()) or 1.0
+    for name, seconds in said.parts.items():
+        table.add_row(name, f"{seconds:.3f}", f"{seconds / total:.1%}", MEANINGS[name.partition(":")[0]])
+    console.print(table)
+    table = _table("Each request", "request", "tokens", "total", "largest parts")
+    for record in run.requests:
+        timeline = run.timelines.get(record.request_id)
+        if timeline is None:
+            continue
+        largest = sorted(timeline.parts, key=lambda part: -part[1])[:3]
+        shown = ", ".join(f"{name} {value / max(1, timeline.total_ns):.0%}" for name, value in largest)
+        counts = f"{record.num_prompt_tokens}+{record.num_output_tokens}"
+        table.add_row(
+            f"{record.request_id} {record.label}".strip(), counts, seconds_text(timeline.total_ns / 1e9), shown
+        )
+        if table.row_count == 50 and len(run.requests) > 50:
+            table.add_row("…", "", "", f"{len(run.requests) - 50} more: --json has all")
+            break
+    console.print(table)
+    table = _table("Steps", "kind", "count", "seconds", "predicted", "median error")
+    for kind, steps in said.kinds.items():
+        error = f"{steps.median_ape:.1%}" if steps.predicted_s else "-"
+        table.add_row(kind, str(steps.count), f"{steps.seconds:.3f}", f"{steps.predicted_s:.3f}", error)
+    console.print(table)
+    share = ", ".join(f"{name} {count / max(1, said.num_steps):.0%}" for name, count in sorted(said.closed.items()))
+    console.print(
+        f"in steps {said.busy_s:.2f} s, between them {said.host_s:.2f} s, idle {said.idle_s:.2f} s; "
+        f"budgets closed by: {share}; preemptions: {said.preemptions}"
+    )
+    if said.point is not None:
+        _print_point(console, said.point)
+    if said.bandwidth_share is not None and said.flops_share is not None:
+        console.print(
+            f"of the machine: {said.bandwidth_share:.0%} of its memory bandwidth, {said.flops_share:.0%} of its FLOP/s"
+        )
+    _print_slow(console, said)
+    if advised is None:
+        console.print(f"no advice: {why_not}")
+    else:
+        _print_advice(console, advised)
+
+
+def print_request(run: LedgerRun, request_id: int) -> None:
+    """One request."""
+    console = Console()
+    labels = {record.request_id: record.label for record in run.requests}
+    record = next(one for one in run.requests if one.request_id == request_id)
+    timeline = run.timelines[request_id]
+    table = _table(
+        f"request {request_id} {record.label}: {record.num_prompt_tokens} + {record.num_output_tokens} tokens, "
+        f"{record.finish_reason}, {seconds_text(timeline.total_ns / 1e9)}",
+        "part",
+        "ms",
+        "share",
+        "what it is",
+    )
+    for name, seconds, share in request_lines(timeline, labels):
+        table.add_row(name, f"{seconds * 1e3:.3f}", f"{share:.1%}", MEANINGS.get(name.partition(":")[0], ""))
+    console.print(table)
+
+
+def _print_point(console: Console, point: OperatingPoint) -> None:
+    knee = "there is no knee" if point.knee is None else f"the knee is at {point.knee}"
+    where = ""
+    if point.knee is not None:
+        where = " (before it: a bigger batch is almost free)" if point.batch < point.knee else " (past it)"
+    console.print(
+        f"the average decode step: {point.batch:.1f} rows at {point.context:.0f} tokens of context reads "
+        f"{point.weight_bytes / 1e6:.1f} MB of weights and {point.kv_bytes / 1e6:.1f} MB of KV, "
+        f"{point.bytes_per_token / 1e6:.2f} MB a token; {knee}{where}, the floor is "
+        f"{point.floor_bytes / 1e6:.2f} MB a token"
+    )
+
+
+def _print_slow(console: Console, said: Explanation) -> None:
+    if not said.slow:
+        return
+    table = _table("Slowest against prediction", "step", "kind", "rows", "tokens", "took", "predicted")
+    for step in said.slow:
+        table.add_row(
+            str(step.step_id),
+            step.kind,
+            str(step.rows),
+            str(step.tokens),
+            seconds_text(step.seconds),
+            seconds_text(step.predicted_s),
+        )
+    console.print(table)
+
+
+def _print_advice(console: Console, advised: Advised) -> None:
+    if not advised.advice:
+        console.print(f"nothing to change: none of {advised.tried} changes that were run again gains 10%")
+        return
+    table = _table("What to change (each run again with the recorded arrivals)", "change", "predicted effect", "needs")
+    for one in advised.advice:
+        table.add_row(one.flags, effect_text(one), one.needs)
+    console.print(table)
+
+
+def effect_text(advice: Advice) -> str:
+    """The change of each metric, the goal first."""
+    names = sorted(advice.effect, key=lambda name: name != advice.goal)
+    return ", ".join(f"{METRIC_NAMES[name]} {advice.effect[name]:+.0%}" for name in names)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    left = ("part", "request", "what it is", "largest parts", "kind", "change", "predicted effect", "needs", "step")
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right")
+    return table
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds or milliseconds, as people read them."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

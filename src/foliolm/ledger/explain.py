@@ -1,0 +1,246 @@
+"""What a ledger says: where the time went, what a step read, what it reached of the machine, which steps were slow."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from foliolm.core.plan import DecisionKind
+from foliolm.core.record import TERMS, StepRecord
+from foliolm.core.timeline import RequestTimeline, ordered
+from foliolm.ledger.accounts import knee_batch, kv_bytes_of_context, read_per_output_token, weight_bytes_per_step
+from foliolm.ledger.reading import LedgerRun
+from foliolm.ledger.run_metrics import RunMetrics, run_metrics
+from foliolm.ledger.step_cost import StepCost
+
+_S = 1e-9
+SLOW_FACTOR = 1.5
+"""A step that takes this many times what was predicted is reported as slow."""
+MOST_SLOW = 10
+
+
+@dataclass(frozen=True, slots=True)
+class KindOfSteps:
+    """Steps of one kind together.
+
+    Attributes:
+        count: steps.
+        seconds, predicted_s: measured and predicted, summed.
+        median_ape: median of the absolute relative error of the prediction.
+    """
+
+    count: int
+    seconds: float
+    predicted_s: float
+    median_ape: float
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """The average decode step, in bytes.
+
+    Attributes:
+        batch, context: mean decode rows, and mean tokens of context of each.
+        weight_bytes, kv_bytes: that it reads.
+        bytes_per_token, floor_bytes: read for each token that it yields; and what a batch without end would read.
+        knee: smallest batch at which the weights' share of a token is no more than its KV, or None.
+    """
+
+    batch: float
+    context: float
+    weight_bytes: float
+    kv_bytes: float
+    bytes_per_token: float
+    floor_bytes: float
+    knee: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStep:
+    """A step that took much longer than predicted."""
+
+    step_id: int
+    kind: str
+    rows: int
+    tokens: int
+    seconds: float
+    predicted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All of it; seconds unless the name says otherwise.
+
+    Attributes:
+        model: served.
+        num_steps, num_requests: of the run.
+        metrics: what users felt.
+        busy_s, host_s, idle_s: the run's time: in steps, between steps, and with nothing to do.
+        parts: where the requests' time went, summed over them.
+        kinds: steps by kind.
+        terms: predicted seconds by term, summed.
+        closed: steps by what closed their budget.
+        preemptions: how often a request's KV was given up.
+        point: of the decode steps; None where there were none or no cost model.
+        bandwidth_share, flops_share: bytes and FLOPs of all steps over what the machine could in the busy time.
+        slow: the slowest against prediction.
+        cost_source: where the last predictions came from.
+        num_torn: lines lost to a crash.
+    """
+
+    model: str
+    num_steps: int
+    num_requests: int
+    metrics: RunMetrics
+    busy_s: float
+    host_s: float
+    idle_s: float
+    parts: dict[str, float]
+    kinds: dict[str, KindOfSteps]
+    terms: dict[str, float]
+    closed: dict[str, int]
+    preemptions: int
+    point: OperatingPoint | None
+    bandwidth_share: float | None
+    flops_share: float | None
+    slow: tuple[SlowStep, ...]
+    cost_source: str
+    num_torn: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def explain(run: LedgerRun) -> Explanation:
+    """Work a run out."""
+    steps, cost = run.steps, run.cost
+    busy = sum(step.seconds.total for step in steps)
+    host, idle = _between(steps)
+    work_bytes = sum(step.work.weight_bytes + step.work.kv_bytes + step.work.prefix_bytes for step in steps)
+    work_flops = sum(step.work.linear_flops + step.work.attention_flops for step in steps)
+    parts: dict[str, int] = {}
+    for timeline in run.timelines.values():
+        for name, value in timeline.parts:
+            parts[name] = parts.get(name, 0) + value
+    return Explanation(
+        model=run.engine.model,
+        num_steps=len(steps),
+        num_requests=len(run.requests),
+        metrics=run_metrics(steps, run.requests),
+        busy_s=busy,
+        host_s=host,
+        idle_s=idle,
+        parts={name: value * _S for name, value in ordered(parts)},
+        kinds=_kinds(steps),
+        terms=_terms(steps),
+        closed=dict(Counter(str(step.closed) for step in steps)),
+        preemptions=sum(1 for step in steps for decision in step.decisions if decision.kind is DecisionKind.PREEMPT),
+        point=None if cost is None else _operating_point(steps, cost),
+        bandwidth_share=work_bytes / (busy * cost.bandwidth) if cost is not None and busy else None,
+        flops_share=work_flops / (busy * cost.flops) if cost is not None and busy else None,
+        slow=_slow(steps),
+        cost_source=steps[-1].cost_source if steps else "",
+        num_torn=run.num_torn,
+    )
+
+
+def host_gap_s(steps: Sequence[StepRecord]) -> float:
+    """Median seconds between a step's end and the next one's start, where the next followed at once."""
+    gaps = [gap for gap, idle in _gaps(steps) if not idle]
+    return max(0.0, statistics.median(gaps)) if gaps else 0.0
+
+
+def request_lines(timeline: RequestTimeline, labels: dict[int, str]) -> list[tuple[str, float, float]]:
+    """(what, seconds, share) of one request, others' prompts by name below their sum."""
+    total = max(1, timeline.total_ns)
+    lines = []
+    for name, value in timeline.parts:
+        lines.append((name, value * _S, value / total))
+        if name == "others_prefill":
+            for rid, part in timeline.prefill_of:
+                lines.append((f"  of {labels.get(rid) or f'request {rid}'}", part * _S, part / total))
+    return lines
+
+
+def _gaps(steps: Sequence[StepRecord]) -> list[tuple[float, bool]]:
+    """(seconds, whether nobody was there) between steps: where all rows of a step end, the next may be long after."""
+    found = []
+    previous: StepRecord | None = None
+    for step in steps:
+        if previous is not None:
+            gap = (step.end_ns - previous.end_ns) * _S - step.seconds.total
+            # An arrival into an idle engine is planned at once: the time before its plan was idle.
+            planned = (step.time_ns - previous.end_ns) * _S
+            alone = step.num_decodes == 0 and not any(context for _, _, context, _ in step.rows)
+            found.append((gap, alone and planned > 0.5 * gap and gap > 1e-3))
+        previous = step
+    return found
+
+
+def _between(steps: Sequence[StepRecord]) -> tuple[float, float]:
+    gaps = _gaps(steps)
+    return sum(max(0.0, gap) for gap, idle in gaps if not idle), sum(gap for gap, idle in gaps if idle)
+
+
+def _kinds(steps: Sequence[StepRecord]) -> dict[str, KindOfSteps]:
+    by_kind: dict[str, list[StepRecord]] = {}
+    for step in steps:
+        by_kind.setdefault(step.kind, []).append(step)
+    return {
+        kind: KindOfSteps(
+            len(of_kind),
+            sum(step.seconds.total for step in of_kind),
+            sum(step.predicted_s for step in of_kind),
+            statistics.median(
+                abs(step.predicted_s / step.seconds.total - 1) if step.seconds.total else 0.0 for step in of_kind
+            ),
+        )
+        for kind, of_kind in sorted(by_kind.items())
+    }
+
+
+def _terms(steps: Sequence[StepRecord]) -> dict[str, float]:
+    totals = [0.0] * len(TERMS)
+    for step in steps:
+        for index, value in enumerate(step.terms):
+            totals[index] += value
+    return {name: value for name, value in zip(TERMS, totals, strict=True) if value}
+
+
+def _operating_point(steps: Sequence[StepRecord], cost: StepCost) -> OperatingPoint | None:
+    decoding = [step for step in steps if step.num_decodes]
+    if not decoding:
+        return None
+    rows = sum(step.num_decodes for step in decoding)
+    batch = rows / len(decoding)
+    context = sum(step.decode_context for step in decoding) / rows
+    weights = weight_bytes_per_step(cost.model, batch)
+    kv = batch * kv_bytes_of_context(cost.model, context)
+    return OperatingPoint(
+        batch=batch,
+        context=context,
+        weight_bytes=weights,
+        kv_bytes=kv,
+        bytes_per_token=(weights + kv) / batch,
+        floor_bytes=kv_bytes_of_context(cost.model, context),
+        knee=knee_batch(cost.model, max(1, round(context))),
+    )
+
+
+def _slow(steps: Sequence[StepRecord]) -> tuple[SlowStep, ...]:
+    late = [step for step in steps if step.predicted_s > 0 and step.seconds.total > SLOW_FACTOR * step.predicted_s]
+    late.sort(key=lambda step: step.predicted_s - step.seconds.total)
+    return tuple(
+        SlowStep(step.step_id, step.kind, step.num_rows, step.num_tokens, step.seconds.total, step.predicted_s)
+        for step in late[:MOST_SLOW]
+    )
+
+
+def bytes_curve(cost: StepCost, context: float, batches: Sequence[int]) -> list[tuple[int, float, float]]:
+    """(batch, bytes read for each token, predicted seconds of a decode step) at one context."""
+    at = max(1, round(context))
+    return [(b, read_per_output_token(cost.model, b, at), cost.decode_seconds(b, at)) for b in batches]
