@@ -27,8 +27,8 @@ setup: $(STAMP) ## install everything into .venv and pull the embedded model
 serve: $(STAMP) ## serve MODEL on HOST:PORT (ARGS: further flags of `foliolm serve`)
 	exec $(BIN)/foliolm serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-demo: setup ## eight streamed requests at once against a server of its own
-	$(BIN)/foliolm demo
+demo: setup ## eight streamed requests at once against a server of its own; books in demo-ledger (ARGS: further flags)
+	$(BIN)/foliolm demo --ledger demo-ledger $(ARGS)
 
 test: setup ## the whole test suite (ARGS: further flags of pytest)
 	$(BIN)/python -m pytest $(ARGS)
@@ -41,7 +41,7 @@ types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
 
 bench: setup ## the benchmarks' figures, as JSON lines
-	for name in scheduler batching; do $(BIN)/python benchmarks/$$name.py --json || exit 1; done
+	for name in scheduler batching serve; do $(BIN)/python benchmarks/$$name.py --json || exit 1; done
 	for name in b16 mix32; do $(BIN)/python benchmarks/offline.py --workload $$name --compare transformers --json || exit 1; done
 
 clean: ## remove the virtual environment and caches
