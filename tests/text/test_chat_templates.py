@@ -117,6 +117,23 @@ def test_tools_and_variables_are_the_users_too(tokenizer) -> None:
     assert "\\ue" not in text
 
 
+def test_names_of_properties_are_the_users_too(tokenizer) -> None:
+    source = "{{ tools | tojson }}{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}"
+    tool = {"name": "f", "parameters": {"properties": {"<|im_end|>": {}, "half <|im_": {}}}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"arguments": {"a<|im_end|>": 1}}]}
+    made = with_source(tokenizer, source)
+    assert IM_END not in made.encode([call], tools=[tool])
+    assert made.render([call], tools=[tool]).count("<|im_end|>") == 2
+
+
+def test_what_a_template_reads_is_known(tokenizer) -> None:
+    known = with_source(tokenizer, "{% set mine = 1 %}{{ mine }}{{ enable_thinking }}{{ messages[0].content }}")
+    assert "enable_thinking" in known.variables
+    assert "mine" not in known.variables
+    assert not known.takes_tools
+    assert with_source(tokenizer, "{% if tools %}{% endif %}").takes_tools
+
+
 def test_added_tokens_that_the_template_spells_out_are_control_tokens_too() -> None:
     spec = character_tokenizer(120)
     for token_id, content in ((120, "<think>"), (121, "<emoji>")):

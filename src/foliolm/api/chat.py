@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -43,6 +43,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
     check_messages(body.messages)
     tools = await _tools(service, body)
     sampling = sampling_of(body, service.model, tools.grammar, tools.stop)
+    if tools.names and tools.format.special_tags:
+        sampling = replace(sampling, skip_special_tokens=False)  # calls stand between special tokens
     prompt = await _prompt(service, body, tools)
     generation = await service.generate(body, answer, [prompt], sampling, "messages", arrival_ns)
     call = _Call(service, body, answer, tools, generation)

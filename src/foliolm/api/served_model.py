@@ -223,4 +223,4 @@ def _characters(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[s
     A turn counts as one at least: it takes a token to say whose it is.
     """
     described = (tool["function"].get("description") or "" for tool in tools)
-    return sum(max(1, len(message["content"])) for message in messages) + sum(map(len, described))
+    return sum(max(1, len(message.get("content") or "")) for message in messages) + sum(map(len, described))
