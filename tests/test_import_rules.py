@@ -23,7 +23,17 @@ ALLOWED = {
     "model": {"core", "shape", "ops"},
     "ops": {"core", "shape"},
     "weights": {"core", "shape"},
-    "api": {"core", "text", "engine", "ledger.metrics", "weights.checkpoint", "weights.store", "assemble"},
+    "api": {
+        "core",
+        "text",
+        "engine",
+        "ledger.journal",
+        "ledger.lines",
+        "ledger.metrics",
+        "weights.checkpoint",
+        "weights.store",
+        "assemble",
+    },
     "simulate": {"core", "shape", "scheduler", "kv", "ledger", "engine", "executor.cost", "assemble"},
     "plan": {"core", "shape", "scheduler", "kv", "ledger", "engine", "executor.cost", "assemble"},
 }

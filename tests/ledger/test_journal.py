@@ -79,7 +79,7 @@ def test_a_process_that_is_killed_leaves_whole_lines(tmp_path):
         "import sys; from pathlib import Path; from foliolm.ledger.journal import Journal;"
         "from foliolm.ledger.lines import HttpLine; from foliolm.core.timeline import HttpStamps;"
         "journal = Journal(Path(sys.argv[1]), 'http'); print('up', flush=True)\n"
-        "while True: journal.write(HttpLine(0, 1, 'x' * 3000, HttpStamps(1, 2, 3, 4, 5)))"
+        "while True: journal.write(HttpLine(1, 'x' * 3000, HttpStamps(1, 2, 3, 4, 5)))"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
@@ -129,8 +129,8 @@ def test_what_the_http_process_saw_is_joined_by_request_and_arrival(tmp_path):
     journal = Journal(tmp_path, "http")
     end = record.timeline.end_ns
     stamps = HttpStamps(record.stamps.arrival_ns, 2, end + 100, 30, end + 500)
-    journal.write(HttpLine(0, record.request_id, "a", stamps))
-    journal.write(HttpLine(0, record.request_id, "another life", replace(stamps, arrival_ns=7)))
+    journal.write(HttpLine(record.request_id, "a", stamps))
+    journal.write(HttpLine(record.request_id, "another life", replace(stamps, arrival_ns=7)))
     journal.close()
     line = newest_run(tmp_path).timelines[record.request_id]
     assert line.end_ns == end + 500

@@ -106,6 +106,8 @@ def _whole(call: _Call, wholes: Any, prompt: list[int]) -> dict[str, Any]:
         }
         if call.body.return_token_ids:
             part["token_ids"] = whole.token_ids
+        if call.body.timings:
+            part["timings"] = call.generation.timings(choice)
         choices.append(part)
     answer = {**_frame(call.answer, "chat.completion"), "choices": choices, "usage": usage_of(call.generation)}
     if call.body.prompt_logprobs is not None:
@@ -155,6 +157,8 @@ def _part(call: _Call, choice: Choice, delta: Delta, reader: CallReader) -> dict
     if ended:
         part["finish_reason"] = _reason(call, delta, reader)
         part["stop_reason"] = _stop_reason(call, delta)
+        if call.body.timings:
+            part["timings"] = call.generation.timings(choice)
     if call.body.return_token_ids:
         part["token_ids"] = delta.token_ids
     return part

@@ -12,6 +12,7 @@ from foliolm.core.errors import FolioError
 from foliolm.core.plan import Decision, DecisionKind
 from foliolm.core.request import FinishReason, RequestStamps, TokenLogprobs, TokenOutput
 from foliolm.core.sampling import SamplingParams
+from foliolm.core.timeline import RequestTimeline
 
 
 class ChoiceState(enum.StrEnum):
@@ -73,6 +74,9 @@ class Delta:
 class Choice:
     """A sink of the engine's client that makes text of tokens as they come.
 
+    When it has ended, ``timeline`` is the engine's (None where a stop string ended it: the engine hears of that later),
+    ``received_ns`` when its last output came, and ``last_text_ns`` how long that output's text took.
+
     Text is made here, when tokens arrive, and not when somebody reads: a stop string must end the request even if its
     reader is slow. What a slow reader has not taken piles up in one ``Delta``, which ``max_tokens`` bounds.
 
@@ -105,6 +109,10 @@ class Choice:
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.stamps: RequestStamps | None = None
+        self.timeline: RequestTimeline | None = None
+        self.request_id = 0
+        self.received_ns = 0
+        self.last_text_ns = 0
         self.finish_reason: FinishReason | None = None
         self.dead: FolioError | None = None
         self.state = ChoiceState.WAITING
@@ -127,8 +135,10 @@ class Choice:
         """Take a step's tokens."""
         if self.finish_reason is not None:
             return
+        self.request_id = output.request_id
+        self.received_ns = time.monotonic_ns()
         if self._meter is not None and output.token_ids:
-            self._meter.tokens(len(output.token_ids), time.monotonic_ns())
+            self._meter.tokens(len(output.token_ids), self.received_ns)
         self.prompt_logprobs.extend(output.prompt_logprobs)
         self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
         ends_here = output.stop_reason is not None and not self.sampling.include_stop_str_in_output
@@ -146,6 +156,7 @@ class Choice:
                 return
         if output.finish_reason is not None:
             self.stamps = output.stamps
+            self.timeline = output.timeline
             if output.stamps is not None:
                 self.num_cached_tokens = output.stamps.num_cached_tokens
             self._delta.error = output.error
@@ -176,6 +187,8 @@ class Choice:
         if self._text.stop_reason is not None:
             reason = FinishReason.STOP
         self.finish_reason = self._delta.finish_reason = reason
+        if self.received_ns:
+            self.last_text_ns = time.monotonic_ns() - self.received_ns
         self._delta.stop_reason = stop_reason
         if self._meter is not None:
             self._meter.finish(reason.value)

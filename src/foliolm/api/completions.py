@@ -160,4 +160,6 @@ def _part(call: _Call, choice: Choice, delta: Delta, first: bool = True) -> dict
     if call.body.return_token_ids:
         part["token_ids"] = delta.token_ids
         part["prompt_token_ids"] = list(choice.prompt_token_ids) if first else None
+    if call.body.timings and delta.finish_reason is not None:
+        part["timings"] = call.generation.timings(choice)
     return part

@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foliolm.api.choice import Choice, ChoiceState, Delta
 from foliolm.api.errors import GenerationFailedError, RequestTimeoutError
+from foliolm.api.timings import Before, timings_of
 from foliolm.core.errors import FolioError
 from foliolm.core.request import EngineRequest, FinishReason
 
@@ -62,6 +63,7 @@ class Generation:
         self._requests: list[EngineRequest] = []
         self._ids: tuple[int, ...] = ()
         self.choices: list[Choice] = []
+        self.before: Before | None = None
 
     def add(self, request: EngineRequest, make: ChoiceMaker) -> None:
         """One more choice. ``make`` is given the callbacks that ``Choice`` wants."""
@@ -125,6 +127,16 @@ class Generation:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+
+    @property
+    def labels(self) -> list[str]:
+        """The choices' names in the ledger."""
+        return [request.label for request in self._requests]
+
+    def timings(self, choice: Choice) -> dict[str, Any]:
+        """Where a choice's time went up to now; it must have ended."""
+        assert self.before is not None
+        return timings_of(choice, self.before)
 
     def abort(self) -> None:
         """Give up what has not ended. Idempotent; whoever reads sees the choices end."""

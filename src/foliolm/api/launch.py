@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from foliolm.api.app import build_app
 from foliolm.api.options import ServerOptions
@@ -17,6 +18,7 @@ from foliolm.engine.client import ProcessClient
 from foliolm.engine.engine import EngineInfo
 from foliolm.engine.process import EngineSpec
 from foliolm.engine.supervisor import Supervision
+from foliolm.ledger.journal import Journal
 from foliolm.ledger.metrics import Metrics
 from foliolm.weights.checkpoint import ModelFiles
 
@@ -108,12 +110,15 @@ def run_server(
     metrics = Metrics(names[0])
     supervision = Supervision(max_restarts=options.engine_restarts, stuck_after_s=options.engine_stuck_timeout)
     log = None if options.request_log is None else RequestLog(options.request_log)
+    journal = None if config.ledger is None else Journal(Path(config.ledger), "http")
     try:
         started = start_engine(config, files, report, metrics, supervision, factory)
-        service = Service(started.model, started.client, metrics, config.scheduling_policy, limits_of(options))
+        service = Service(started.model, started.client, metrics, config.scheduling_policy, limits_of(options), journal)
         app = build_app(service, options, log)
         serve(app, service, listener, options, lambda: on_ready(started.model, started.info))
     finally:
         listener.close()
         if log is not None:
             log.close()
+        if journal is not None:
+            journal.close()

@@ -33,6 +33,7 @@ class GenerationBody(BaseModel):
     """What chat and plain completions have in common. See ``SamplingParams`` for what each number means.
 
     ``user``, ``safety_identifier`` and ``metadata`` go into the request's log line and do nothing else.
+    ``timings`` adds where a choice's time went, by part, to the choice (streamed: to its last chunk).
     ``prompt_cache_key`` asks that requests of one key share a cache; here all do.
     """
 
@@ -73,6 +74,7 @@ class GenerationBody(BaseModel):
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
+    timings: bool | None = None
 
 
 class ChatBody(GenerationBody):

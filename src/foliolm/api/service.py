@@ -18,13 +18,16 @@ from foliolm.api.protocol import Body, GenerationBody, parse_body
 from foliolm.api.sampling import check_options
 from foliolm.api.served_model import ServedModel
 from foliolm.api.stream import Comments, EventStream
+from foliolm.api.timings import Before, stamps_of
 from foliolm.core.errors import RequestError
 from foliolm.core.request import EngineRequest
 from foliolm.core.sampling import SamplingParams
+from foliolm.ledger.lines import HttpLine
 from foliolm.text.stream import TextStream
 
 if TYPE_CHECKING:
     from foliolm.engine.client import ProcessClient
+    from foliolm.ledger.journal import Journal
     from foliolm.ledger.metrics import Metrics
 
 MAX_CHOICES = 256
@@ -43,6 +46,7 @@ class Answer:
         model: the name that the client asked for, or the model's first.
         names: under which an abort may ask for it: the answer's id, and those that the client gave.
         log: takes what the request's log line is to say.
+        began_ns: when its body had been read, monotonic.
     """
 
     id: str
@@ -50,6 +54,7 @@ class Answer:
     model: str
     names: frozenset[str] = frozenset()
     log: dict[str, Any] = field(default_factory=dict)
+    began_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class Service:
         metrics: of this server.
         scheduling_policy: ``fcfs`` or ``priority``; a priority is refused where it would do nothing.
         limits: of what one request may take.
+        journal: takes what this side saw of each request; None: nobody asked.
     """
 
     def __init__(
@@ -93,7 +99,9 @@ class Service:
         metrics: Metrics,
         scheduling_policy: str = "fcfs",
         limits: ServiceLimits | None = None,
+        journal: Journal | None = None,
     ) -> None:
+        self.journal = journal
         self.model = model
         self.client = client
         self.metrics = metrics
@@ -155,7 +163,8 @@ class Service:
             log["metadata"] = body.metadata
         if body.safety_identifier is not None:
             log["safety_identifier"] = body.safety_identifier
-        return Answer(identifier, int(time.time()), body.model or self.model.name, aliases, log)
+        name = body.model or self.model.name
+        return Answer(identifier, int(time.time()), name, aliases, log, time.monotonic_ns())
 
     def check_model(self, name: str | None) -> None:
         """Refuse a name under which no model is served; None stands for the one that is.
@@ -193,6 +202,8 @@ class Service:
         deadlines = self.limits.deadlines(body.timeout)
         generation = Generation(self.client, answer.names, deadlines, self.metrics.observe_timeout)
         answer.log["generation"] = generation
+        sent_ns = time.monotonic_ns()
+        generation.before = Before(arrival_ns, sent_ns - answer.began_ns)
         for number, prompt in enumerate(prompts):
             self.model.check_prompt(prompt, field)
             room = self.model.room(len(prompt), sampling.max_tokens)
@@ -204,6 +215,7 @@ class Service:
                     sampling=fitted.child(child),
                     eos_token_ids=self.model.eos_token_ids,
                     arrival_ns=arrival_ns,
+                    sent_ns=sent_ns,
                     priority=body.priority or 0,
                     label=answer.id if body.user is None else f"{answer.id} user={body.user}",
                     cache_salt=body.cache_salt,
@@ -264,9 +276,17 @@ class Service:
 
     def release(self, generation: Generation) -> None:
         """The answer to a generation has been sent, or will never be."""
+        if self.journal is not None and generation in self.open:
+            self._write_stamps(self.journal, generation)
         generation.abort()
         generation.close()
         self.open.discard(generation)
+
+    def _write_stamps(self, journal: Journal, generation: Generation) -> None:
+        now = time.monotonic_ns()
+        for choice, label in zip(generation.choices, generation.labels, strict=True):
+            if choice.request_id and generation.before is not None:
+                journal.write(HttpLine(choice.request_id, label, stamps_of(choice, generation.before, now)))
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait until the open ones have ended, and end those that take longer with an error."""

@@ -58,13 +58,16 @@ class DemoAnswer:
 def demo(
     model: Annotated[str, typer.Argument(help="What to serve.")] = "smollm2-135m",
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 64,
+    ledger: Annotated[
+        str | None, typer.Option(help="A folder for the run's books; foliolm explain FOLDER reads them.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Start a server on a free port, ask eight questions at once, show the answers and their times, stop the server.
 
     Example: foliolm demo --max-tokens 32
     """
-    with _server(model) as address:
+    with _server(model, ledger) as address:
         started = time.perf_counter()
         answers = ask_all(address, max_tokens)
         seconds = time.perf_counter() - started
@@ -80,6 +83,8 @@ def demo(
         print(json.dumps(record))
         return
     _print(answers, total, seconds)
+    if ledger is not None:
+        print(f"where the time went: foliolm explain {ledger}")
 
 
 def ask_all(address: str, max_tokens: int) -> list[DemoAnswer]:
@@ -122,9 +127,11 @@ def _ask(client: Any, model: str, question: str, max_tokens: int) -> DemoAnswer:
 
 
 @contextlib.contextmanager
-def _server(model: str) -> Iterator[str]:
+def _server(model: str, ledger: str | None = None) -> Iterator[str]:
     """A server in a process of its own; yields its address. Its lines go to stderr, so that stdout is the demo's."""
     command = [sys.executable, "-m", "foliolm", "serve", model, "--port", "0", "--shutdown-timeout", "5"]
+    if ledger is not None:
+        command += ["--ledger", ledger]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     threading.Thread(target=_relay, args=(process, lines), daemon=True).start()

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from foliolm.core.sampling import SamplingParams
+from foliolm.core.timeline import RequestTimeline
 
 
 class FinishReason(enum.StrEnum):
@@ -98,6 +99,7 @@ class TokenOutput:
         stop_reason: the end or stop token's id, where that ended it.
         error: a sentence, where finish_reason is ``error`` or the engine itself ended it.
         stamps: on the last output.
+        timeline: on the last output: where the time went inside the engine.
         num_cached_tokens: on the output with its first token: prompt tokens that were found computed.
     """
 
@@ -109,4 +111,5 @@ class TokenOutput:
     stop_reason: int | None = None
     error: str | None = None
     stamps: RequestStamps | None = None
+    timeline: RequestTimeline | None = None
     num_cached_tokens: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from foliolm.core.errors import RequestError
@@ -223,10 +223,11 @@ class Engine:
 
     def _booked(self, outputs: list[TokenOutput], now: int) -> list[TokenOutput]:
         flying = self.in_flight[0][0] if self.in_flight else None
-        for output in outputs:
+        for index, output in enumerate(outputs):
             record = self.ledger.note(output, now, flying)
             if record is not None:
                 self.finished.append(record)
+                outputs[index] = replace(output, timeline=record.timeline)
         return outputs
 
 

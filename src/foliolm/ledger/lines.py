@@ -66,7 +66,6 @@ class RequestLine(msgspec.Struct, frozen=True, tag_field="kind", tag="request"):
 class HttpLine(msgspec.Struct, frozen=True, tag_field="kind", tag="http"):
     """What the HTTP process adds about a request."""
 
-    engine: int
     request_id: int
     label: str
     stamps: HttpStamps

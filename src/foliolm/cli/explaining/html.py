@@ -127,43 +127,48 @@ def _span(steps: list[StepRecord]) -> tuple[int, int]:
     return steps[0].end_ns - round(steps[0].seconds.total * 1e9), steps[-1].end_ns
 
 
-def _timeline(run: LedgerRun) -> str:
-    begin, end = _span(run.steps)
+def _slices(steps: list[StepRecord]) -> tuple[float, list[list[tuple[StepRecord, float]]]]:
+    """Seconds of a slice of the run, and for each slice its steps with the seconds that they took of it."""
+    begin, end = _span(steps)
     width = max(1, (end - begin) / BINS)
-    busy = [dict.fromkeys(KINDS, 0.0) for _ in range(BINS)]
-    for step in run.steps:
+    slices: list[list[tuple[StepRecord, float]]] = [[] for _ in range(BINS)]
+    for step in steps:
         start, stop = step.end_ns - step.seconds.total * 1e9, step.end_ns
         first, last = int((start - begin) / width), int((stop - begin) / width)
         for index in range(max(0, first), min(BINS - 1, last) + 1):
             overlap = min(stop, begin + (index + 1) * width) - max(start, begin + index * width)
-            busy[index][step.kind] += max(0.0, overlap) / width
-    x, y = x_axis(0, (end - begin) / 1e9), y_axis(0, 1)
+            if overlap > 0:
+                slices[index].append((step, overlap / 1e9))
+    return width / 1e9, slices
+
+
+def _timeline(run: LedgerRun) -> str:
+    width, slices = _slices(run.steps)
+    x, y = x_axis(0, width * BINS), y_axis(0, 1)
     marks = []
-    for index, shares in enumerate(busy):
-        at, height = x.at(index * width / 1e9), y.at(0)
-        step_width = x.at((index + 1) * width / 1e9) - at
+    for index, inside in enumerate(slices):
+        at, bottom = x.at(index * width), y.at(0)
         for kind in KINDS:
-            top = height - (y.at(0) - y.at(min(1.0, shares[kind])))
-            marks.append(rect(at, top, step_width + 0.3, height - top, kind))
-            height = top
+            share = sum(seconds for step, seconds in inside if step.kind == kind) / width
+            height = y.at(0) - y.at(min(1.0, share))
+            if height:
+                marks.append(rect(at, bottom - height, x.at(width) - x.at(0) + 0.3, height, kind))
+            bottom -= height
     return frame(x, y, "seconds", "share of time", marks) + _legend(list(KINDS))
 
 
 def _batch(run: LedgerRun) -> str:
-    begin, end = _span(run.steps)
-    width = max(1, (end - begin) / BINS)
-    sums = [[0, 0, 0] for _ in range(BINS)]
-    for step in run.steps:
-        cell = sums[min(BINS - 1, max(0, int((step.end_ns - begin) / width)))]
-        cell[0] += 1
-        cell[1] += step.num_decodes
-        cell[2] += step.num_tokens - step.num_decodes
+    width, slices = _slices(run.steps)
     charts = []
-    for place, name, kind in ((1, "decode rows", "decode"), (2, "prompt tokens", "prefill")):
-        means = [cell[place] / cell[0] if cell[0] else 0.0 for cell in sums]
-        x, y = x_axis(0, (end - begin) / 1e9), y_axis(0, max(means) or 1.0, height=150)
+    for name, kind in (("decode rows", "decode"), ("prompt tokens", "prefill")):
+        means = []
+        for inside in slices:
+            total = sum(seconds for _, seconds in inside)
+            counts = [(s.num_decodes if kind == "decode" else s.num_tokens - s.num_decodes, t) for s, t in inside]
+            means.append(sum(count * seconds for count, seconds in counts) / total if total else 0.0)
+        x, y = x_axis(0, width * BINS), y_axis(0, max(means) or 1.0, height=150)
         marks = [
-            rect(x.at(i * width / 1e9), y.at(mean), x.at(width / 1e9) - x.at(0) + 0.3, y.at(0) - y.at(mean), kind)
+            rect(x.at(i * width), y.at(mean), x.at(width) - x.at(0) + 0.3, y.at(0) - y.at(mean), kind)
             for i, mean in enumerate(means)
             if mean
         ]
