@@ -1,0 +1,85 @@
+"""No advice without proof: what ``foliolm explain`` predicts of its suggestions, and what they do on the real engine.
+
+    python benchmarks/explain_effects.py [--scale 1.0] [--repeats 2] [--json]
+
+Three runs are recorded (a long prompt among streams, a pool too small, too many sequences). For each, the best
+suggestion's changed settings serve the same arrivals for real; predicted and measured change of its goal are printed,
+and by how much the goal itself varies between repeats of the unchanged run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+from recorded_work import Job, engine_for, say, serve
+
+from foliolm.ledger.reading import newest_run
+from foliolm.simulate.advice import GOALS, advise
+from foliolm.simulate.counterfactual import Recorded, recorded
+
+BASE = {"max_model_len": 2048, "enable_prefix_caching": False}
+
+
+def runs(scale: float) -> dict[str, tuple[dict, list[Job]]]:
+    def streams(count: int, prompt: int, output: int, every: float) -> list[Job]:
+        return [Job(i * every, prompt, max(4, round(output * scale))) for i in range(count)]
+
+    long_prompts = [Job(1.0 + 2 * i, 1500, 4) for i in range(2)]
+    return {
+        "long_prompt": ({"max_num_seqs": 16, "max_num_batched_tokens": 1024}, streams(6, 48, 90, 0.05) + long_prompts),
+        "small_pool": ({"max_num_seqs": 8, "num_gpu_blocks_override": 128, "max_num_batched_tokens": 256},
+                       streams(8, 320, 60, 0.2)),
+        "many_sequences": ({"max_num_seqs": 32, "num_gpu_blocks_override": 128, "max_num_batched_tokens": 128},
+                           streams(24, 100, 60, 0.1)),
+    }  # fmt: skip
+
+
+def record(model: str, settings: dict, jobs: list[Job]) -> Recorded:
+    """Serve the jobs for real, and read the books."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = engine_for(model, **{**BASE, **settings}, ledger=folder)
+        serve(engine, jobs)
+        engine.close()
+        return recorded(newest_run(Path(folder)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--scale", type=float, default=1.0, help="longer or shorter answers")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="one line of JSON on stdout")
+    args = parser.parse_args()
+    report = {}
+    for name, (settings, jobs) in runs(args.scale).items():
+        before = [record(args.model, settings, jobs) for _ in range(args.repeats)]
+        advised = advise(before[0])
+        if not advised.advice:
+            report[name] = None
+            say(f"{name}: no advice")
+            continue
+        best = advised.advice[0]
+        flag = best.flags.partition(" ")[0].removeprefix("--").replace("-", "_")
+        value = best.after if flag == "itl_target_ms" else (True if flag.startswith("enable") else int(best.after))
+        # What the metrics were is read at the same place in every repeat; alternating would need two engines at once.
+        after = [record(args.model, {**settings, flag: value}, jobs) for _ in range(args.repeats)]
+        goals = {}
+        for goal in GOALS:
+            old = [getattr(run.metrics, goal) for run in before]
+            new = [getattr(run.metrics, goal) for run in after]
+            goals[goal] = {
+                "predicted": round(best.effect[goal], 3),
+                "measured": round(statistics.median(new) / statistics.median(old) - 1, 3),
+                "repeat_spread": round((max(old) - min(old)) / statistics.median(old), 3),
+            }
+        report[name] = {"change": best.flags, "goal": best.goal, **goals}
+        say(f"{name}: {report[name]}")
+    print(json.dumps(report) if args.json else json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
