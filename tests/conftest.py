@@ -37,6 +37,12 @@ def lean_settings():
 
 
 @pytest.fixture(scope="session")
+def lean_flags():
+    """The same, as flags of a command."""
+    return list(FLAGS)
+
+
+@pytest.fixture(scope="session")
 def real_server():
     """``foliolm serve`` with the embedded model, one for all tests."""
     from server_process import ServerProcess

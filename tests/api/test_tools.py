@@ -131,10 +131,12 @@ def test_a_form_for_the_answer_beside_tools(client):
             "json_schema": {"name": "a", "schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}}},
         },
     ).choices[0]
-    if answer.message.tool_calls:
+    if answer.finish_reason == "tool_calls":
         assert json.loads(answer.message.tool_calls[0].function.arguments) is not None
+    elif answer.finish_reason == "stop":
+        assert isinstance(json.loads(answer.message.content), dict)
     else:
-        assert isinstance(json.loads(answer.message.content), dict) or answer.finish_reason == "length"
+        assert answer.message.tool_calls or answer.message.content.startswith(("{", "<")), "cut, but of one form"
 
 
 def test_control_tokens_in_tools_and_results_stay_text(real_server):
