@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 
+import httpx
 import pytest
 from fake_engine import PROCESS_DIES, expected
 from server_process import ServerProcess
@@ -238,6 +239,25 @@ def test_while_the_engine_is_away_requests_are_turned_away_with_retry_after(own_
     assert "stuck" in own_server_states
     reader.end()
     assert own_server.http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+
+
+def test_a_client_that_leaves_before_the_engine_has_answered_leaves_nothing(own_server):
+    """The engine is held up; the request is not accepted yet, and its client goes."""
+    engine = own_server.engine_pid()
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        for body in ({"stream": True}, {}):
+            with pytest.raises(httpx.ReadTimeout):
+                own_server.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 200, **body}, timeout=0.4)
+        deadline = time.monotonic() + 30
+        while own_server.http.get("/load").json()["server_load"]:
+            assert time.monotonic() < deadline, "the server still holds them while the engine is silent"
+            time.sleep(0.02)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it was silent for so long that it was killed
+            os.kill(engine, signal.SIGCONT)
+    own_server.until("request_success_total", 2)
+    own_server.assert_all_free()
 
 
 def test_a_prompt_that_kills_every_engine_does_not_take_the_server_with_it():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -85,9 +87,17 @@ def serve(
         ssl_certfile=options.ssl_certfile,
         server_header=False,
     )
+    _allow_many_connections()
     server = DrainingServer(config, service, options.shutdown_timeout, on_ready)
     try:
         server.run(sockets=[listener])
     finally:
         service.client.close()
         listener.close()
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open files, often 1,024, to the hard one: a connection is a file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # some systems refuse their own hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

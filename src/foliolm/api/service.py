@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from foliolm.api.choice import Choice
 from foliolm.api.errors import BodyTooLargeError, ModelNotFoundError, ServerDrainingError
@@ -17,7 +18,7 @@ from foliolm.api.generation import ChoiceMaker, Deadlines, Generation
 from foliolm.api.protocol import Body, GenerationBody, parse_body
 from foliolm.api.sampling import check_options
 from foliolm.api.served_model import ServedModel
-from foliolm.api.stream import Comments, EventStream
+from foliolm.api.stream import Comments, EventStream, unless_disconnected
 from foliolm.api.timings import Before, stamps_of
 from foliolm.core.errors import RequestError
 from foliolm.core.request import EngineRequest
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from foliolm.ledger.journal import Journal
     from foliolm.ledger.metrics import Metrics
 
+SOON_S = 0.2
+"""An engine that takes a request within this many seconds is not worth watching its client for."""
 MAX_CHOICES = 256
 """Most choices (prompts × n) of one request."""
 MAX_TOKENS = 1 << 20
@@ -47,6 +50,7 @@ class Answer:
         names: under which an abort may ask for it: the answer's id, and those that the client gave.
         log: takes what the request's log line is to say.
         began_ns: when its body had been read, monotonic.
+        receive: tells when the client leaves; None: it never does.
     """
 
     id: str
@@ -55,6 +59,7 @@ class Answer:
     names: frozenset[str] = frozenset()
     log: dict[str, Any] = field(default_factory=dict)
     began_ns: int = 0
+    receive: Receive | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,7 @@ class Service:
         if body.safety_identifier is not None:
             log["safety_identifier"] = body.safety_identifier
         name = body.model or self.model.name
-        return Answer(identifier, int(time.time()), name, aliases, log, time.monotonic_ns())
+        return Answer(identifier, int(time.time()), name, aliases, log, time.monotonic_ns(), request.receive)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a name under which no model is served; None stands for the one that is.
@@ -225,11 +230,32 @@ class Service:
         # Open from here on, so that a drain and an abort find it while the engine has not answered yet.
         self.open.add(generation)
         try:
-            await generation.start()
+            await self._started(generation, answer)
         except BaseException:
             self.release(generation)
             raise
         return generation
+
+    async def _started(self, generation: Generation, answer: Answer) -> None:
+        """Start it; where the engine takes long (a long step, a grammar to compile), see whether the client leaves."""
+        start = asyncio.ensure_future(generation.start())
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+            start.cancel()
+
+        try:
+            await asyncio.wait((start,), timeout=SOON_S)
+            if not start.done() and answer.receive is not None:
+                await unless_disconnected(answer.receive, start, leave)
+            await start
+        except asyncio.CancelledError:
+            start.cancel()
+            if left:
+                raise ClientDisconnect from None
+            raise
 
     def _check_tokens(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> None:
         tokens = sum(len(prompt) + self.model.room(len(prompt), sampling.max_tokens) for prompt in prompts) * sampling.n
