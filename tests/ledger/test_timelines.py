@@ -159,11 +159,11 @@ def test_parts_sum_to_the_whole_and_agree_with_the_naive_books(case):
     book = engine.ledger._timelines.book
     committed = []
 
-    def watch(plan, time_ns, now):
+    def watch(plan, time_ns, now, terms=None):
         before = committed[-1][1] if committed else 0
         naive.book(plan, now - min(now, max(now - time_ns, before)))
         committed.append((plan, now))
-        book(plan, time_ns, now)
+        book(plan, time_ns, now, terms)
 
     engine.ledger._timelines.book = watch
     run = run_arrivals(engine, clock, arrivals)
@@ -192,7 +192,10 @@ def test_windows_and_experts_split_as_the_step_cost_says(model):
     engine, clock = virtual_engine(cost, **settings)
     naive = NaiveBooks(cost)
     book = engine.ledger._timelines.book
-    engine.ledger._timelines.book = lambda plan, time_ns, now: (naive.book(plan, time_ns), book(plan, time_ns, now))
+    engine.ledger._timelines.book = lambda plan, time_ns, now, terms=None: (
+        naive.book(plan, time_ns),
+        book(plan, time_ns, now, terms),
+    )
     arrivals = [Arrival(rid * 20 * MS, request(rid, 300 * rid, 20, arrival=rid)) for rid in range(1, 6)]
     for record in run_arrivals(engine, clock, arrivals).finished:
         parts, expected = record.timeline.by_kind(), naive.parts[record.request_id]

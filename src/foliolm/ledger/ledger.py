@@ -105,9 +105,10 @@ class Ledger:
             now: the clock at its commit, ns.
             load: the scheduler's state.
         """
-        record = self._step_record(plan, result.seconds, now, load or Load())
+        terms, work = self._predicted(plan)
+        record = self._step_record(plan, result.seconds, now, load or Load(), terms, work)
         self._tokens_are_known = result.tokens is not None
-        self._timelines.book(plan, round(result.seconds.total * _NS), now)
+        self._timelines.book(plan, round(result.seconds.total * _NS), now, terms)
         self.steps.append(record)
         totals = self.totals
         totals.num_steps += 1
@@ -186,9 +187,10 @@ class Ledger:
         if self.journal is not None:
             self.journal.close()
 
-    def _step_record(self, plan: StepPlan, seconds: StepSeconds, now: int, load: Load) -> StepRecord:
+    def _step_record(
+        self, plan: StepPlan, seconds: StepSeconds, now: int, load: Load, terms: StepTerms | None, work: StepWork
+    ) -> StepRecord:
         decodes = plan.decodes
-        terms, work = self._predicted(plan)
         # Who decodes is said when it changes: a steady step then costs the same at any batch.
         is_new = len(decodes) > 0 and decodes.version != self._known_version
         if is_new:

@@ -19,6 +19,7 @@ from foliolm.core.timeline import RequestTimeline, ordered
 from foliolm.ledger.columns import StepColumns
 from foliolm.ledger.life import Life, Phase
 from foliolm.ledger.shares import Ints, Shares
+from foliolm.ledger.step_cost import StepTerms
 
 ALL_DECODES = -1
 MOST_STEPS = 4096
@@ -64,14 +65,21 @@ class Timelines:
         self._settle_all()
         self.shares = shares
 
-    def book(self, plan: StepPlan, time_ns: int, now: int) -> None:
-        """A step was committed at ``now``; it took ``time_ns``, from completion to completion where steps overlap."""
+    def book(self, plan: StepPlan, time_ns: int, now: int, terms: StepTerms | None = None) -> None:
+        """A step was committed.
+
+        Args:
+            plan: of the step.
+            time_ns: what it took, from completion to completion where steps overlap.
+            now: the clock at its commit, ns.
+            terms: what was predicted of it, where that is known already.
+        """
         if self.columns.count >= MOST_STEPS:
             self._settle_all()
         waits, skips = _reasons_of(plan.decisions)
         before = self.columns.last_end
         start = min(now, max(now - time_ns, before))
-        index = self._append(plan, before, start, now, waits, skips)
+        index = self._append(plan, before, start, now, waits, skips, terms)
         lives = self._lives
         for rid in plan.preempted:
             if rid in lives:
@@ -118,7 +126,14 @@ class Timelines:
     # --- a step
 
     def _append(
-        self, plan: StepPlan, before: int, start: int, now: int, waits: dict[int, str], skips: dict[int, str]
+        self,
+        plan: StepPlan,
+        before: int,
+        start: int,
+        now: int,
+        waits: dict[int, str],
+        skips: dict[int, str],
+        terms: StepTerms | None = None,
     ) -> int:
         shares, rows, decodes = self.shares, plan.rows, plan.decodes
         count = len(decodes)
@@ -126,15 +141,22 @@ class Timelines:
             self._last_wait = next(iter(waits.values()))
         elif ALL_DECODES in skips:
             self._last_wait = skips[ALL_DECODES]
-        chunks = sum(1 for row in rows if row.num_new_tokens > 1)
-        tokens = sum(row.num_new_tokens for row in rows)
-        samples = sum(1 for row in rows if row.logits)
-        decode_s, mixed_s = self._decode_attention(plan)
-        prompt_s = 0.0
-        if rows:
-            new, context = [row.num_new_tokens for row in rows], [row.context for row in rows]
-            prompt_s = float(shares.chunk_attention(new, context, chunks > 0).sum())
-        base = shares.base([count + tokens, count], [count + samples, count], [count + len(rows), count])
+        chunks = tokens = samples = 0
+        prompt_s = mixed_s = 0.0
+        if rows or terms is None:
+            chunks = sum(1 for row in rows if row.num_new_tokens > 1)
+            tokens = sum(row.num_new_tokens for row in rows)
+            samples = sum(1 for row in rows if row.logits)
+            decode_s, mixed_s = self._decode_attention(plan)
+            if rows:
+                new, context = [row.num_new_tokens for row in rows], [row.context for row in rows]
+                prompt_s = float(shares.chunk_attention(new, context, chunks > 0).sum())
+            base = shares.base([count + tokens, count], [count + samples, count], [count + len(rows), count])
+            whole = float(base[0]) + (mixed_s if chunks else decode_s) + prompt_s
+            no_prompts = float(base[1]) + decode_s
+        else:  # a steady step: its terms are known, and there are no prompts
+            whole = no_prompts = terms.total
+            decode_s = terms.decode_attention
         return self.columns.append(
             tuple((row.request_id, row.num_new_tokens) for row in rows),
             start=start,
@@ -149,8 +171,8 @@ class Timelines:
             chunks=chunks,
             wait=self._code(next(iter(waits.values()), self._last_wait)),
             skip=self._code(skips.get(ALL_DECODES, "not_planned")),
-            whole=float(base[0]) + (mixed_s if chunks else decode_s) + prompt_s,
-            no_prompts=float(base[1]) + decode_s,
+            whole=whole,
+            no_prompts=no_prompts,
             decode_s=decode_s,
             decode_mixed_s=mixed_s,
             prompt_s=prompt_s,
