@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 
 from foliolm.api.app import build_app
 from foliolm.api.launch import limits_of
@@ -14,6 +15,7 @@ from foliolm.api.service import Service
 from foliolm.engine.client import ProcessClient
 from foliolm.engine.process import EngineSpec
 from foliolm.engine.supervisor import Supervision
+from foliolm.ledger.journal import Journal
 from foliolm.ledger.metrics import Metrics
 from foliolm.text.byte_alphabet import BYTE_OF
 from foliolm.text.tokenizer import Tokenizer
@@ -51,6 +53,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("settings", type=json.loads)
     parser.add_argument("--options", type=json.loads, default={}, help="ServerOptions")
+    parser.add_argument("--ledger", help="a folder for what the HTTP side saw")
     arguments = parser.parse_args()
     lists = {name: tuple(value) for name, value in arguments.options.items() if isinstance(value, list)}
     options = ServerOptions(**{**arguments.options, **lists})
@@ -66,7 +69,8 @@ def main():
     client.launch()
     info = client.wait_ready(print)
     policy = arguments.settings.get("scheduling_policy", "fcfs")
-    service = Service(served_model(info.max_model_len), client, metrics, policy, limits_of(options))
+    journal = Journal(Path(arguments.ledger), "http") if arguments.ledger else None
+    service = Service(served_model(info.max_model_len), client, metrics, policy, limits_of(options), journal)
     url = f"{options.scheme}://127.0.0.1:{listener.getsockname()[1]}"
     log = None if options.request_log is None else RequestLog(options.request_log)
     serve(
