@@ -19,10 +19,10 @@ from foliolm.ledger.step_cost import StepCost
 from foliolm.simulate.clock import VirtualClock
 from foliolm.simulate.run import Arrival, run_arrivals
 
-MOST_STEPS = 3000
+MOST_STEPS = 1200
 """Recorded steps whose arrivals are run again; of a longer run, those of its end."""
 
-FEWEST_TO_FIT, MOST_TO_FIT = 40, 1500
+FEWEST_TO_FIT, MOST_TO_FIT = 40, 500
 
 
 @dataclass(frozen=True, slots=True)
