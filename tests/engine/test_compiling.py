@@ -159,6 +159,40 @@ def test_an_engine_that_compiles_none_refuses_by_name():
     assert refusal.value.field == "structured_outputs.regex"
 
 
+def test_one_that_is_done_while_it_is_looked_at_is_not_lost():
+    waiting = CompilingRequests(lambda requests: None)
+    waiting.begin((request(1, "quick"),))
+    (group,) = waiting._groups
+    group.done.result(30)
+
+    class Flipping:
+        """Not done when it is first asked, done ever after."""
+
+        def __init__(self):
+            self.asked = 0
+
+        def done(self):
+            self.asked += 1
+            return self.asked > 1
+
+        def exception(self):
+            return None
+
+    group.done = Flipping()
+    taken = [waiting.take_ready(), waiting.take_ready()]
+    assert [len(ready) for ready in taken] == [0, 1]
+    waiting.close()
+
+
+def test_many_at_once_are_all_taken(running):
+    pipe, grammars, _ = running
+    grammars.go.set()
+    for rid in range(1, 61):
+        pipe.put(Add((request(rid, "quick", max_tokens=1),)))
+        pipe.until(lambda sent, rid=rid: len(finished(sent)) >= rid - 2)
+    pipe.until(lambda sent: len(finished(sent)) == 60)
+
+
 def test_closing_forgets_what_is_compiled_still():
     grammars = SlowGrammars()
     grammars.go.set()

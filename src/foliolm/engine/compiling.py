@@ -51,9 +51,11 @@ class CompilingRequests:
 
     def take_ready(self) -> list[tuple[int, tuple[EngineRequest, ...], Exception | None]]:
         """First id, requests, and why not, of groups that are compiled or could not be, in order."""
-        ready = [group for group in self._groups if group.done.done()]
-        if ready:
-            self._groups = [group for group in self._groups if not group.done.done()]
+        # Each is asked once: one that ends between two looks would be in neither list.
+        ready, waiting = [], []
+        for group in self._groups:
+            (ready if group.done.done() else waiting).append(group)
+        self._groups = waiting
         return [(group.first_id, group.requests, _failure(group.done)) for group in ready]
 
     def close(self) -> None:
