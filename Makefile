@@ -30,8 +30,9 @@ serve: $(STAMP) ## serve MODEL on HOST:PORT (ARGS: further flags of `foliolm ser
 demo: setup ## eight streamed requests at once against a server of its own; books in demo-ledger (ARGS: further flags)
 	$(BIN)/foliolm demo --ledger demo-ledger $(ARGS)
 
+# Much of the suite waits for servers: three workers keep two cores busy. A file stays on one worker.
 test: setup ## the whole test suite (ARGS: further flags of pytest)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .

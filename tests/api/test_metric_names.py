@@ -155,8 +155,9 @@ def test_numbers_agree_with_what_clients_saw(server):
     parts = rise("request_queue_time_seconds_sum") + rise("request_inference_time_seconds_sum")
     assert 0 < parts <= e2e
     assert rise("time_to_first_token_seconds_sum") <= e2e
+    # The books end a wait where the admitting step starts, the queue's histogram where it is planned.
     waits = rise("wait_seconds_by_reason_total")
-    assert waits <= rise("request_queue_time_seconds_sum") + 1e-6, "nobody was passed over here"
+    assert 0 < waits <= rise("time_to_first_token_seconds_sum"), "nobody was passed over here"
 
 
 def test_gauges_move_and_return_to_zero(server):

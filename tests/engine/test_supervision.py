@@ -105,16 +105,22 @@ def test_a_stuck_engine_is_told_from_a_busy_one_and_killed_in_the_end():
 
 def test_ending_while_an_engine_starts_leaves_no_process():
     started = []
+    others = {child.pid for child in psutil.Process().children()}  # servers that other tests share
 
     async def scenario():
         async with running(spec()) as client:
+            first = {child.pid for child in psutil.Process().children()} - others
             object.__setattr__(client.processes[0].spec, "arguments", ({"start_seconds": 60},))
             kill(client)
             await until(lambda: states(client) == [EngineState.RESTARTING], "restarting")
             old = client.processes[0]
             await until(lambda: old._context.closed, "the old one was put away")
-            await until(psutil.Process().children, "the new one was launched")
-            started.extend(child.pid for child in psutil.Process().children())
+
+            def launched():
+                return {child.pid for child in psutil.Process().children()} - others - first
+
+            await until(launched, "the new one was launched")
+            started.extend(launched())
 
     asyncio.run(scenario())
     assert started
