@@ -52,7 +52,8 @@ class CompilingRequests:
     def take_ready(self) -> list[tuple[int, tuple[EngineRequest, ...], Exception | None]]:
         """First id, requests, and why not, of groups that are compiled or could not be, in order."""
         # Each is asked once: one that ends between two looks would be in neither list.
-        ready, waiting = [], []
+        ready: list[_Group] = []
+        waiting: list[_Group] = []
         for group in self._groups:
             (ready if group.done.done() else waiting).append(group)
         self._groups = waiting
