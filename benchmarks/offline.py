@@ -43,12 +43,18 @@ def foliolm_runner(args: argparse.Namespace):
 
 def transformers_runner(args: argparse.Namespace, dtype: str):
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from foliolm.weights.store import pull
 
-    path = pull(args.model).source
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=getattr(torch, dtype)).eval()
+    # Dense weights: transformers' own GGUF loading keeps them packed, which is slower in bfloat16.
+    files = pull(args.model)
+    config = AutoConfig.from_pretrained(files.source.parent, gguf_file=files.source.name)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
+    missing, unexpected = model.load_state_dict(dict(files.iter_tensors()), strict=False)
+    assert set(missing) <= {"lm_head.weight"}, missing
+    assert not unexpected, unexpected
+    model.tie_weights()
 
     @torch.inference_mode()
     def run(work: Workload) -> float:
