@@ -185,7 +185,25 @@ def test_the_vocabulary_is_read_once_and_late(tokenizer):
     late.prepare(GrammarSpec("regex", "a"))
     state = late.begin(GrammarSpec("regex", "b"))
     assert late.masks([state])
+    late.read_ahead()
     assert loads == [1]
+
+
+def test_it_can_be_read_ahead_and_a_failure_is_not_the_last_word(tokenizer):
+    tries = []
+
+    def load():
+        tries.append(1)
+        if len(tries) == 1:
+            raise RequestError("not yet", "grammar")
+        return CompiledGrammars(tokenizer, embedded_model().eos_token_ids)
+
+    late = GrammarsOnDemand(load)
+    with pytest.raises(RequestError, match="not yet"):
+        late.read_ahead()
+    late.read_ahead()
+    late.prepare(GrammarSpec("regex", "a"))
+    assert len(tries) == 2
 
 
 def test_without_an_end_token_an_answer_ends_by_itself(tokenizer):

@@ -72,6 +72,10 @@ class GrammarState(Protocol):
 class Grammars(Protocol):
     """Compiles grammars for one vocabulary. Safe to use from several threads."""
 
+    def read_ahead(self) -> None:
+        """Do now what the first grammar would otherwise wait for."""
+        ...
+
     def prepare(self, spec: GrammarSpec) -> None:
         """Compile a grammar, or find that it is compiled already.
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from foliolm.core.errors import EngineDeadError, FolioError
+from foliolm.core.grammar import Grammars
 from foliolm.engine.engine import Engine, EngineInfo
 from foliolm.engine.loop import EngineLoop
 from foliolm.engine.messages import (
@@ -202,6 +203,8 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     outbox.send(encode(Ready(engine.info)))
+    if engine.grammars is not None:
+        threading.Thread(target=_read_ahead, args=(engine.grammars,), name="grammars", daemon=True).start()
     EngineLoop(engine, inbox, outbox).run()
     engine.close()
     context.destroy()
@@ -213,6 +216,15 @@ def _build(factory: str, arguments: tuple[Any, ...], index: int, report: Callabl
     built = getattr(importlib.import_module(module), name)(*arguments, engine_index=index, report=report)
     assert isinstance(built, Engine), f"{factory} returned {type(built).__name__}, not an Engine"
     return built
+
+
+def _read_ahead(grammars: Grammars) -> None:
+    # Reading a vocabulary holds the interpreter for some hundred milliseconds: better now than beside streams, and not
+    # before the engine is ready, since most need it never.
+    try:
+        grammars.read_ahead()
+    except FolioError as error:
+        logging.getLogger("foliolm.engine").warning("answers cannot be given a form: %s", error)
 
 
 def _exit_with_parent() -> None:

@@ -81,6 +81,9 @@ class CompiledGrammars:
         self._lock = threading.Lock()
         self._kept: OrderedDict[GrammarSpec, llguidance.LLMatcher] = OrderedDict()
 
+    def read_ahead(self) -> None:
+        """Nothing: the vocabulary is there."""
+
     def prepare(self, spec: GrammarSpec) -> None:
         """Compile a grammar, or find that it is compiled already.
 
@@ -142,6 +145,10 @@ class GrammarsOnDemand:
         self._load = load
         self._lock = threading.Lock()
         self._loaded: CompiledGrammars | None = None
+
+    def read_ahead(self) -> None:
+        """Read the vocabulary now. Raises what ``load`` raises; the first grammar will then try again."""
+        self._grammars()
 
     def prepare(self, spec: GrammarSpec) -> None:
         """As ``CompiledGrammars.prepare``."""
