@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "explain": ("foliolm.cli.explain", "explain", "Where a recorded run's time went, and what to change."),
     "calibrate": ("foliolm.cli.calibrate", "calibrate", "Fit the step cost to a ledger's steps, or to a vLLM log."),
     "plan": ("foliolm.cli.plan", "app", "What a model needs on a device, and what binds it: arithmetic only."),
+    "simulate": ("foliolm.cli.simulate", "app", "What a workload comes to, without a device."),
     "probe": ("foliolm.cli.probe", "probe", "Measure this machine's memory and matmul rates."),
 }
 
