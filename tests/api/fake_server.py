@@ -12,6 +12,7 @@ from foliolm.api.request_log import RequestLog
 from foliolm.api.served_model import ServedModel
 from foliolm.api.server import serve
 from foliolm.api.service import Service
+from foliolm.api.tracing import Tracer
 from foliolm.engine.client import ProcessClient
 from foliolm.engine.process import EngineSpec
 from foliolm.engine.supervisor import Supervision
@@ -70,7 +71,8 @@ def main():
     info = client.wait_ready(print)
     policy = arguments.settings.get("scheduling_policy", "fcfs")
     journal = Journal(Path(arguments.ledger), "http") if arguments.ledger else None
-    service = Service(served_model(info.max_model_len), client, metrics, policy, limits_of(options), journal)
+    tracer = None if options.otlp_traces_endpoint is None else Tracer(options.otlp_traces_endpoint, "fake")
+    service = Service(served_model(info.max_model_len), client, metrics, policy, limits_of(options), journal, tracer)
     url = f"{options.scheme}://127.0.0.1:{listener.getsockname()[1]}"
     log = None if options.request_log is None else RequestLog(options.request_log)
     serve(
@@ -82,6 +84,8 @@ def main():
     )
     if log is not None:
         log.close()
+    if tracer is not None:
+        tracer.close()
 
 
 if __name__ == "__main__":

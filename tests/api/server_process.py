@@ -23,7 +23,10 @@ class ServerProcess:
         environment = {
             **os.environ,
             **variables,
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "engine")]),
+            # What the caller set stays in force behind it: the package under test may lie there.
+            "PYTHONPATH": os.pathsep.join(
+                [str(HERE), str(HERE.parent / "engine"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
         }
         self.lines = []
         self._queue = queue.SimpleQueue()

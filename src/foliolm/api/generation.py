@@ -64,6 +64,7 @@ class Generation:
         self._ids: tuple[int, ...] = ()
         self.choices: list[Choice] = []
         self.before: Before | None = None
+        self.trace: dict[str, str] = {}
 
     def add(self, request: EngineRequest, make: ChoiceMaker) -> None:
         """One more choice. ``make`` is given the callbacks that ``Choice`` wants."""

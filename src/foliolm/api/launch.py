@@ -13,6 +13,7 @@ from foliolm.api.request_log import RequestLog
 from foliolm.api.served_model import ServedModel
 from foliolm.api.server import serve
 from foliolm.api.service import Service, ServiceLimits
+from foliolm.api.tracing import Tracer
 from foliolm.core.config import EngineConfig
 from foliolm.engine.client import ProcessClient
 from foliolm.engine.engine import EngineInfo
@@ -111,9 +112,13 @@ def run_server(
     supervision = Supervision(max_restarts=options.engine_restarts, stuck_after_s=options.engine_stuck_timeout)
     log = None if options.request_log is None else RequestLog(options.request_log)
     journal = None if config.ledger is None else Journal(Path(config.ledger), "http")
+    endpoint = options.otlp_traces_endpoint
+    tracer = None if endpoint is None else Tracer(endpoint, names[0])
     try:
         started = start_engine(config, files, report, metrics, supervision, factory)
-        service = Service(started.model, started.client, metrics, config.scheduling_policy, limits_of(options), journal)
+        service = Service(
+            started.model, started.client, metrics, config.scheduling_policy, limits_of(options), journal, tracer
+        )
         app = build_app(service, options, log)
         serve(app, service, listener, options, lambda: on_ready(started.model, started.info))
     finally:
@@ -122,3 +127,5 @@ def run_server(
             log.close()
         if journal is not None:
             journal.close()
+        if tracer is not None:
+            tracer.close()

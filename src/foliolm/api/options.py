@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from foliolm.core.errors import ConfigError
 
@@ -36,6 +37,8 @@ class ServerOptions:
         engine_stuck_timeout: seconds of silence after which an engine is called stuck; after twice as long it is killed
             and started again. 0: never.
         request_log: file that gets a line of JSON for each request; - is stderr; unset: none.
+        otlp_traces_endpoint: URL of an OpenTelemetry collector's traces over HTTP, such as
+            http://127.0.0.1:4318/v1/traces, that gets a span for each request; unset: none.
 
     Raises:
         ConfigError: a value is out of range or contradicts another; the message names the flag, value and limit.
@@ -58,6 +61,7 @@ class ServerOptions:
     engine_restarts: int = 5
     engine_stuck_timeout: float = 60.0
     request_log: str | None = None
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -73,6 +77,8 @@ class ServerOptions:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and low <= value <= high):
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be from {low} to {high}")
+        if self.otlp_traces_endpoint is not None:
+            check_http_url("--otlp-traces-endpoint", self.otlp_traces_endpoint)
         for key in self.keys():
             if not key.isascii() or not key.isprintable() or key.strip() != key or not key:
                 # The key itself is not repeated: messages end up in logs.
@@ -96,6 +102,17 @@ class ServerOptions:
     def scheme(self) -> str:
         """``https`` where there is TLS, else ``http``."""
         return "http" if self.ssl_certfile is None else "https"
+
+
+def check_http_url(flag: str, url: str) -> None:
+    """Refuse what is no URL of HTTP.
+
+    Raises:
+        ConfigError: with the flag's name.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{flag} is {url!r}; it must be a URL that begins with http:// or https://")
 
 
 def _check_tls(keyfile: str, certfile: str) -> None:

@@ -20,6 +20,7 @@ from foliolm.api.sampling import check_options
 from foliolm.api.served_model import ServedModel
 from foliolm.api.stream import Comments, EventStream, unless_disconnected
 from foliolm.api.timings import Before, stamps_of
+from foliolm.api.tracing import Tracer, trace_headers
 from foliolm.core.errors import RequestError
 from foliolm.core.request import EngineRequest
 from foliolm.core.sampling import SamplingParams
@@ -51,6 +52,7 @@ class Answer:
         log: takes what the request's log line is to say.
         began_ns: when its body had been read, monotonic.
         receive: tells when the client leaves; None: it never does.
+        trace: headers of the client's trace, where spans are made.
     """
 
     id: str
@@ -60,6 +62,7 @@ class Answer:
     log: dict[str, Any] = field(default_factory=dict)
     began_ns: int = 0
     receive: Receive | None = None
+    trace: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class Service:
         scheduling_policy: ``fcfs`` or ``priority``; a priority is refused where it would do nothing.
         limits: of what one request may take.
         journal: takes what this side saw of each request; None: nobody asked.
+        tracer: makes a span of each; None: nobody asked.
     """
 
     def __init__(
@@ -105,8 +109,10 @@ class Service:
         scheduling_policy: str = "fcfs",
         limits: ServiceLimits | None = None,
         journal: Journal | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.journal = journal
+        self.tracer = tracer
         self.model = model
         self.client = client
         self.metrics = metrics
@@ -169,7 +175,8 @@ class Service:
         if body.safety_identifier is not None:
             log["safety_identifier"] = body.safety_identifier
         name = body.model or self.model.name
-        return Answer(identifier, int(time.time()), name, aliases, log, time.monotonic_ns(), request.receive)
+        trace = {} if self.tracer is None else trace_headers(request.headers)
+        return Answer(identifier, int(time.time()), name, aliases, log, time.monotonic_ns(), request.receive, trace)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a name under which no model is served; None stands for the one that is.
@@ -206,6 +213,7 @@ class Service:
         self._check_tokens(prompts, sampling)
         deadlines = self.limits.deadlines(body.timeout)
         generation = Generation(self.client, answer.names, deadlines, self.metrics.observe_timeout)
+        generation.trace = answer.trace
         answer.log["generation"] = generation
         sent_ns = time.monotonic_ns()
         generation.before = Before(arrival_ns, sent_ns - answer.began_ns)
@@ -306,6 +314,8 @@ class Service:
             self._write_stamps(self.journal, generation)
         generation.abort()
         generation.close()
+        if self.tracer is not None and generation in self.open:
+            self.tracer.finish(generation)
         self.open.discard(generation)
 
     def _write_stamps(self, journal: Journal, generation: Generation) -> None:

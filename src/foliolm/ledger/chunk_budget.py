@@ -17,13 +17,20 @@ LEAST_CHUNK = 16
 MEMORY = 0.15
 """Weight of the newest step in the running ratio of measured to predicted time."""
 MOST_CORRECTION = 4.0
+TOLERANCE = 1.25
+"""A gap keeps its target while it is below this multiple; steps are sized so that nearly all are."""
+SPREADS = 3.0
+"""Mean absolute deviations above the mean below which nearly all steps lie: 95% of normal ones lie below 2.06, and mean
+and deviation are themselves learnt from a handful of steps."""
 
 
 class TargetChunks:
     """A `ChunkBudget` out of the ledger's step cost.
 
     What the cost model gets wrong about steps with chunks is corrected by the running ratio of measured to predicted
-    seconds of such steps, so that a target is kept by a model that is some percent off.
+    seconds of such steps, so that a target is kept by a model that is some percent off. On a machine whose steps vary,
+    the target is aimed below by as much as keeps nearly all steps under ``TOLERANCE`` times it; both running figures
+    are kept as TCP keeps those of its round trips (RFC 6298).
 
     Args:
         ledger: its current step cost predicts; without one nothing is bounded.
@@ -34,6 +41,7 @@ class TargetChunks:
         self._ledger = ledger
         self.target_s = target_s
         self.correction = 1.0
+        self.deviation = (TOLERANCE - 1) / SPREADS
 
     def observe(self, record: StepRecord) -> None:
         """Learn from a step that ran."""
@@ -41,6 +49,7 @@ class TargetChunks:
             return
         # One step that the machine interrupted must not throttle the next ten.
         ratio = min(2.0 * self.correction, max(0.5 * self.correction, record.seconds.total / record.predicted_s))
+        self.deviation += MEMORY * (abs(ratio / self.correction - 1) - self.deviation)
         moved = self.correction + MEMORY * (ratio - self.correction)
         self.correction = min(MOST_CORRECTION, max(1 / MOST_CORRECTION, moved))
 
@@ -51,7 +60,7 @@ class TargetChunks:
         cost = self._ledger.cost
         if cost is None:
             return most, None
-        allowed = self.target_s / self.correction
+        allowed = self.target_s / self.correction * min(1.0, TOLERANCE / (1 + SPREADS * self.deviation))
         decodes = StepCounts(num_decodes, num_decodes, num_decodes, (float(decode_context),) * len(cost.model.kv))
         if _seconds(cost, decodes, most, context) <= allowed:
             return most, None
