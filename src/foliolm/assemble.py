@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from foliolm.ledger.journal import Journal
 from foliolm.ledger.ledger import Ledger
 from foliolm.ledger.lines import EngineLine
 from foliolm.ledger.plan_cost import PlanCost
+from foliolm.ledger.prices import LedgerPrices
 from foliolm.ledger.step_cost import StepCost
 from foliolm.scheduler import Scheduler
 from foliolm.version import __version__
@@ -57,6 +58,7 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
         ModelError: the model's files are wrong, or it cannot be run.
     """
     from foliolm.executor.torch.executor import TorchExecutor
+    from foliolm.executor.torch.memory import size_host_pool
     from foliolm.model.loader import check_runnable
     from foliolm.weights.store import open_model
 
@@ -68,8 +70,12 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
     model = _load(config, files, report)
     rate = None if limits.max_num_batched_tokens else _prefill_rate(model, config.block_size)
     memory = _size_pool(config, limits, model, rate)
-    settings, reasons = resolve_scheduler(config, limits, memory.num_blocks, rate)
-    for line in memory.describe().splitlines():
+    num_host_blocks, host_line = size_host_pool(memory, config.swap_space)
+    if config.preemption_mode == "recompute":
+        num_host_blocks, host_line = 0, "host pool: none (--preemption-mode recompute)"
+    settings, reasons = resolve_scheduler(config, limits, memory.num_blocks, rate, num_host_blocks)
+    memory_lines = (*memory.describe().splitlines(), host_line)
+    for line in memory_lines:
         report(line)
 
     grammars = _grammars(files)
@@ -79,6 +85,7 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
         block_size=config.block_size,
         depth=config.pipeline_depth,
         seed=config.seed,
+        num_host_blocks=num_host_blocks,
         grammars=grammars,
     )
     seconds = executor.warm_up(settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len)
@@ -94,7 +101,7 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
         num_kv_blocks=memory.num_blocks - 1,
         dtype=dtype,
         summary=(
-            *memory.describe().splitlines(),
+            *memory_lines,
             f"{dtype} on {model.device.type}, {threads} threads, {settings.mode} batching",
             *limits.reasons,
             *reasons,
@@ -189,7 +196,8 @@ def _compose(
     if books.itl_target_ms is not None:
         chunks = TargetChunks(ledger, books.itl_target_ms / 1e3)
         ledger.on_step.append(chunks.observe)
-    scheduler = Scheduler(settings, KVManager(specs, settings.num_blocks, settings.block_size), chunks)
+    prices = LedgerPrices(ledger, settings.block_size, settings.max_num_batched_tokens)
+    scheduler = Scheduler(settings, KVManager(specs, settings.num_blocks, settings.block_size), chunks, prices)
     return Engine(scheduler, executor, clock, ledger, info, depth, grammars)
 
 
@@ -197,15 +205,17 @@ def _predictor(
     config: EngineConfig, model: DecoderModel, executor: TorchExecutor, settings: SchedulerConfig
 ) -> tuple[StepCost, str]:
     """The step cost of the loaded model on this machine, and where it comes from."""
-    from foliolm.executor.torch.measured import loaded_account, measure_device, measure_steps
+    from foliolm.executor.torch.measured import loaded_account, measure_device, measure_link, measure_steps
     from foliolm.ledger.calibration import calibrate
     from foliolm.ledger.cost_file import load_cost
     from foliolm.ledger.step_cost import step_cost
 
     held = loaded_account(model)
+    link = measure_link(executor, settings.num_host_blocks)
     if config.step_cost is not None:
-        return load_cost(Path(config.step_cost), held).cost, "file"
-    prior = step_cost(held, measure_device(model))
+        cost = load_cost(Path(config.step_cost), held).cost
+        return replace(cost, host_link=cost.host_link or link), "file"
+    prior = replace(step_cost(held, measure_device(model)), host_link=link)
     samples = measure_steps(
         executor, prior, settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len
     )

@@ -45,6 +45,7 @@ def test_the_formula_written_out():
         "prefix_read": 1024 * k / bandwidth,
         "all_reduce": 0.0,
         "lora": 0.0,
+        "swap": 0.0,
     }
     terms = QWEN.terms(counts)
     assert terms.parts() == pytest.approx(expected)

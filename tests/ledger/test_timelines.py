@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foliolm.core.request import FinishReason
 from foliolm.core.timeline import PARTS, HttpStamps, RequestTimeline, with_http
+from foliolm.ledger.host_link import HostLink
 from foliolm.simulate.run import Arrival, run_arrivals
 from support.books import MS, NaiveBooks, real_cost, round_cost, virtual_engine
 from support.script import request
@@ -227,3 +230,29 @@ def test_a_failed_step_is_booked_as_a_step():
     engine.executor.submit = failing
     (line,) = timelines(engine, clock, [Arrival(0, request(1, 4, 3, arrival=0))]).values()
     assert dict(line.parts) == {"own_prefill": 6 * MS, "own_decode": 3 * MS}
+
+
+def test_swaps_are_named_and_the_parts_still_sum_to_the_whole():
+    """Two streams outgrow the pool: the second moves to the host and back, and its timeline says how long that took."""
+    cost = replace(round_cost(), host_link=HostLink(1e6, efficiency=1.0, copy_s=0.0, copies_per_block=1))
+    config = {"num_blocks": 6, "max_model_len": 20, "num_host_blocks": 16, "preemption_mode": "swap"}
+    engine, _ = virtual_engine(cost, **config)
+    plans = []
+    submit = engine.executor.submit
+    engine.executor.submit = lambda plan: (plans.append(plan), submit(plan))[1]
+    engine.add([request(rid, 8, 12, arrival=0) for rid in (1, 2)])
+    while engine.has_work:
+        engine.step()
+    records = {record.request_id: record for record in engine.take_finished()}
+    notes = {note.blocks_out > 0: note for plan in plans for note in plan.swapped}
+    way = {out: round(1e9 * note.num_bytes / 1e6) for out, note in notes.items()}
+    assert way[True] == way[False] > 0
+    for record in records.values():
+        timeline = record.timeline
+        assert sum(value for _, value in timeline.parts) == timeline.total_ns
+        parts = timeline.by_kind()
+        # The first ran in the step that moved the second's KV away, and had ended when that came back.
+        moves = way[True] + (way[False] if record.request_id == 2 else 0)
+        assert parts["swap"] == pytest.approx(moves, abs=10)
+        assert "recompute" not in parts
+    assert records[2].timeline.by_kind()["preempted"] > 0

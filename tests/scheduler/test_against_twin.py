@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from foliolm.core.errors import RequestError
 from support.script import Driver, make_scheduler, request, token_for
+from support.treatments import random_treatments
 from support.twin import Twin
 
 MODES = ("chunked", "mixed", "prefill-first", "static")
@@ -120,9 +121,12 @@ def test_everybody_ends_with_its_own_tokens(mode, depth):
     rng = random.Random(f"drive {mode} {depth}")
     steps = 0
     while steps < 9_000:
-        scheduler = make_scheduler(groups=rng.choice([1, 1, 2]), **random_settings(rng, mode))
+        chosen = random_settings(rng, mode)
+        treatments = random_treatments(rng, chosen["num_blocks"])
+        scheduler = make_scheduler(groups=rng.choice([1, 1, 2]), **chosen, **treatments)
         driver = Driver(scheduler, depth=depth)
         sources: dict = {}
+        driver.watch_content(sources)
         for _ in range(rng.randrange(10, 200)):
             while rng.random() < 0.4:
                 add_random(rng, driver, sources, eos=True)
@@ -178,10 +182,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         usable=st.integers(3, 12),
         seqs=st.integers(1, 4),
         watermark=st.integers(0, 2),
+        host=st.integers(0, 12),
+        sharing=st.booleans(),
         depth=st.integers(0, 2),
         share=st.sampled_from([0.0, 0.25, 0.5]),
     )
-    def begin(self, mode, block_size, usable, seqs, watermark, depth, share) -> None:
+    def begin(self, mode, block_size, usable, seqs, watermark, host, sharing, depth, share) -> None:
         length = max(2, usable * block_size - 1)
         self.depth = depth
         self.driver = Driver(
@@ -195,10 +201,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 watermark_blocks=watermark,
                 long_prefill_token_threshold=3,
                 short_prompt_share=share,
+                num_host_blocks=host,
+                preemption_mode="swap",
+                enable_prefix_caching=sharing,
             ),
             depth=depth,
         )
         self.sources: dict = {}
+        self.driver.watch_content(self.sources)
 
     @rule(prompt=st.integers(1, 12), output=st.integers(1, 12), eos=st.booleans())
     def add(self, prompt: int, output: int, eos: bool) -> None:

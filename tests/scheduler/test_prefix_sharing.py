@@ -11,6 +11,7 @@ from foliolm.core.plan import DecisionKind
 from foliolm.core.request import EngineRequest
 from foliolm.core.sampling import SamplingParams
 from support.script import Driver, make_scheduler, request, token_for
+from support.treatments import random_treatments
 
 
 def prompt_request(rid: int, tokens, output: int = 2, **more) -> EngineRequest:
@@ -233,6 +234,7 @@ def random_sharing_settings(rng: random.Random) -> dict:
         "watermark_blocks": rng.choice([0, 1]),
         "scheduling_policy": rng.choice(["fcfs", "priority"]),
         "enable_prefix_caching": True,
+        **random_treatments(rng, usable),
     }
 
 
@@ -240,7 +242,7 @@ def random_sharing_settings(rng: random.Random) -> dict:
 def test_nobody_ever_reads_anothers_kv(depth):
     """Random prompts with common beginnings, pools too small, aborts, failing steps, resets and steps in flight."""
     rng = random.Random(f"content {depth}")
-    steps = hits = evicted = preempted = 0
+    steps = hits = evicted = preempted = swapped = 0
     while steps < 9_000:
         scheduler = make_scheduler(groups=rng.choice([1, 1, 2]), **random_sharing_settings(rng))
         config = scheduler.config
@@ -284,8 +286,9 @@ def test_nobody_ever_reads_anothers_kv(depth):
         steps += stats.num_steps
         hits += stats.prefix_hits
         evicted += stats.evicted_blocks
-        preempted += stats.num_preemptions
-    assert min(hits, evicted, preempted) > 200, "the cases were too easy"
+        preempted += stats.num_preemptions - stats.num_swaps
+        swapped += stats.num_swaps
+    assert min(hits, evicted, preempted) > 200 and swapped > 40, "the cases were too easy"
 
 
 def test_sharing_saves_work_and_changes_no_token():

@@ -16,9 +16,12 @@ class ContentKV:
         self.tokens_of = tokens_of
         self.root_of = root_of
         self.tables: dict[int, list[list[int]]] = {}
-        self.memory: dict[tuple[int, int, int], int] = {}
+        self.memory: dict[tuple[int, int, int], int | None] = {}
         self.prints: dict[int, list[int]] = {}
+        self.host: dict[tuple[int, int], list[int | None]] = {}
+        self.writer: dict[tuple, int] = {}  # the step that wrote a place of either memory last
         self.computed_tokens = 0
+        self.swapped_blocks = [0, 0]
 
     def fingerprint(self, rid: int, position: int) -> int:
         known = self.prints.setdefault(rid, [])
@@ -30,6 +33,7 @@ class ContentKV:
     def run(self, plan: StepPlan) -> None:
         for rid in (*plan.released, *plan.preempted):
             self.tables.pop(rid, None)
+        self.move(plan)
         rows = list(plan.all_rows())
         for row in rows:
             if row.whole_table:
@@ -44,6 +48,7 @@ class ContentKV:
                     assert place not in written, "two rows of a step write to one place"
                     written.add(place)
                     self.memory[place] = self.fingerprint(row.request_id, position)
+                    self.writer[place] = plan.step_id
             self.computed_tokens += row.num_new_tokens
         for row in rows:
             for position in range(row.context + row.num_new_tokens):
@@ -51,6 +56,38 @@ class ContentKV:
                     assert self.memory.get(place) == self.fingerprint(row.request_id, position), (
                         f"step {plan.step_id}: request {row.request_id} reads another's KV at position {position}"
                     )
+
+    def move(self, plan: StepPlan) -> None:
+        """Swaps out come first, then swaps in; each slot is written, and each block filled, at most once a step."""
+        for number, swaps in enumerate((plan.swaps_out, plan.swaps_in)):
+            self.swapped_blocks[number] += len(swaps)
+            targets = [(s.group, s.host_block if swaps is plan.swaps_out else s.device_block) for s in swaps]
+            assert len(set(targets)) == len(targets), "two copies of a step have one target"
+        assert len(plan.swaps_out) + len(plan.swaps_in) == (
+            sum(note.blocks_out + note.blocks_in for note in plan.swapped) * self.num_groups(plan)
+        )
+        for swap in plan.swaps_out:
+            self.host[swap.group, swap.host_block] = [
+                self.memory.get((swap.group, swap.device_block, slot)) for slot in range(self.block_size)
+            ]
+            self.writer[swap.group, swap.host_block] = plan.step_id
+        for swap in plan.swaps_in:
+            for slot, value in enumerate(self.host[swap.group, swap.host_block]):
+                place = (swap.group, swap.device_block, slot)
+                self.memory[place], self.writer[place] = value, plan.step_id
+
+    def fail(self, plan: StepPlan) -> None:
+        """The step raised, and nothing that it was to write may be relied upon."""
+        for place, step_id in self.writer.items():
+            if step_id == plan.step_id:
+                if len(place) == 2:
+                    self.host[place] = [-1] * self.block_size
+                else:
+                    self.memory[place] = -1
+
+    @staticmethod
+    def num_groups(plan: StepPlan) -> int:
+        return 1 + max((swap.group for swap in (*plan.swaps_out, *plan.swaps_in)), default=0)
 
     def places(self, rid: int, position: int):
         for group, table in enumerate(self.tables[rid]):

@@ -17,7 +17,24 @@ from support.content import ContentKV
 SPEC = KVSpec("all", num_layers=1, bytes_per_token=8)
 
 
-def make_scheduler(groups: int = 1, **settings) -> Scheduler:
+class MadePrices:
+    """Round numbers: a swapped block costs ``swap_s``, a computed token ``token_s``."""
+
+    def __init__(self, swap_s: float, token_s: float = 1.0) -> None:
+        self.swap_s, self.token_s = swap_s, token_s
+        self.known = True
+
+    def swap(self, blocks: int) -> float:
+        return self.swap_s * blocks
+
+    def recompute(self, tokens: int, cached: int, num_decodes: int, decode_context: int) -> float:
+        return self.token_s * max(0, tokens - cached)
+
+    def decode_step(self, num_decodes: int, decode_context: int) -> float:
+        return self.token_s
+
+
+def make_scheduler(groups: int = 1, prices: MadePrices | None = None, **settings) -> Scheduler:
     """A scheduler over a pool of its own; ``settings`` as in SchedulerConfig."""
     settings.setdefault("num_blocks", 33)
     settings.setdefault("block_size", 4)
@@ -27,7 +44,7 @@ def make_scheduler(groups: int = 1, **settings) -> Scheduler:
     settings.setdefault("long_prefill_token_threshold", 1 << 30)
     settings.setdefault("short_prompt_share", 0.0)
     config = SchedulerConfig(**settings)
-    return Scheduler(config, KVManager([SPEC] * groups, config.num_blocks, config.block_size))
+    return Scheduler(config, KVManager([SPEC] * groups, config.num_blocks, config.block_size), prices=prices)
 
 
 def request(rid: int, prompt: int, output: int, arrival: int | None = None, eos: tuple[int, ...] = (), **sampling):
@@ -117,6 +134,8 @@ class Driver:
         self.take(self.scheduler.commit(plan, result, self.now))
 
     def fail(self) -> None:
+        if self.content is not None:
+            self.content.fail(self.flights[0])
         self.take(self.scheduler.fail(self.flights.popleft(), "it raised", self.now))
 
     def take(self, outputs: list[TokenOutput]) -> None:

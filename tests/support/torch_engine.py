@@ -15,7 +15,7 @@ from foliolm.core.sampling import SamplingParams
 from foliolm.executor.torch.executor import TorchExecutor
 from foliolm.kv import KVManager
 from foliolm.model.decoder import DecoderModel
-from foliolm.scheduler import Scheduler
+from foliolm.scheduler import Scheduler, SchedulerStats
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8)
 
@@ -39,6 +39,7 @@ class Run:
         by_id: what came of each request.
         plans, results: of every step that ran.
         preemptions: how many there were.
+        stats: the scheduler's, at the end.
         executor: closed, but to be looked at.
     """
 
@@ -47,6 +48,7 @@ class Run:
     results: list[StepResult]
     preemptions: int
     executor: TorchExecutor
+    stats: SchedulerStats | None = None
 
 
 def request(rid: int, prompt: Sequence[int], eos: tuple[int, ...] = (), **sampling) -> EngineRequest:
@@ -67,6 +69,7 @@ def generate(
     max_num_seqs: int | None = None,
     max_model_len: int = 400,
     grammars: Grammars | None = None,
+    **settings,
 ) -> Run:
     """Run requests that arrive together to their ends.
 
@@ -80,6 +83,7 @@ def generate(
         max_num_seqs: most requests in a step; None: all.
         max_model_len: as the flag.
         grammars: compiles what answers must follow.
+        settings: more of the scheduler's.
     """
     seqs = max_num_seqs or len(requests)
     config = SchedulerConfig(
@@ -90,9 +94,16 @@ def generate(
         max_num_seqs=seqs,
         long_prefill_token_threshold=1 << 30,
         short_prompt_share=0.0,
+        **settings,
     )
     executor = TorchExecutor(
-        model, num_blocks=num_blocks, block_size=block_size, depth=depth, seed=seed, grammars=grammars
+        model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        depth=depth,
+        seed=seed,
+        grammars=grammars,
+        num_host_blocks=config.num_host_blocks,
     )
     scheduler = Scheduler(config, KVManager(executor.kv.specs, num_blocks, block_size))
     for each in requests:
@@ -113,7 +124,8 @@ def generate(
             for output in scheduler.commit(oldest, result, now):
                 _take(run.by_id[output.request_id], output)
         assert scheduler.problems() == []
-    run.preemptions = scheduler.stats().num_preemptions
+    run.stats = scheduler.stats()
+    run.preemptions = run.stats.num_preemptions
     executor.close()
     return run
 

@@ -91,7 +91,9 @@ class Twin:
         while sum(r.computed + 1 > r.blocks * size for r in self.decoding) > self.free():
             running = sorted(self.prefilling + self.decoding, key=lambda r: r.order)[1:]
             ready = [r for r in running if r.preemptions == 0 or r.tokens - r.resumed_at >= size]
-            victim = (ready or running)[-1]
+            spared = [r for r in ready if r.preemptions < self.config.max_preemptions]
+            fewest = [r for r in ready if r.preemptions == min(s.preemptions for s in ready)]
+            victim = (spared or fewest or running)[-1]
             out.preempted.append(victim.source.request_id)
             self.abort(victim.source.request_id)
             victim.computed = victim.blocks = 0

@@ -10,6 +10,8 @@ from foliolm.core.errors import ConfigError
 BATCHING = ("continuous", "static")
 PREFILL_POLICIES = ("decodes-first", "first")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+PREEMPTION_MODES = ("auto", "swap", "recompute")
+PREEMPTION_VICTIMS = ("auto", "last", "least-computed")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TOOL_CALL_PARSERS = ("auto", "hermes", "json")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -39,6 +41,13 @@ class EngineConfig:
         long_prefill_token_threshold: a prompt with more uncached tokens than this is long; None: half the budget.
         short_prompt_share: share of a step's prefill budget that long prompts leave to short ones that wait.
         scheduling_policy: ``fcfs``, or ``priority`` (lower runs earlier).
+        preemption_mode: what happens to the KV of a request that must give way: ``swap`` moves it to the host and back,
+            ``recompute`` gives it up, ``auto`` takes what is predicted to cost less.
+        preemption_victim: who gives way: the ``last`` in order, the one with the ``least-computed`` tokens, or
+            ``auto``, the one whose treatment is predicted to cost least for each block that it frees.
+        max_preemptions: a request that gave way so often is spared while another can.
+        swap_space: GiB of host memory for KV that gives way; None: 4, on a CPU at most an eighth of the memory
+            available.
         watermark: share of the blocks that an admission must leave free while something runs.
         max_queued_requests: most requests waiting; more are turned away with 429.
         itl_target_ms: while streams run, prompts get the largest chunk whose predicted step stays within so many
@@ -78,6 +87,10 @@ class EngineConfig:
     long_prefill_token_threshold: int | None = None
     short_prompt_share: float = 0.25
     scheduling_policy: str = "fcfs"
+    preemption_mode: str = "auto"
+    preemption_victim: str = "auto"
+    max_preemptions: int = 3
+    swap_space: float | None = None
     watermark: float = 0.01
     max_queued_requests: int = 1024
     itl_target_ms: float | None = None
@@ -98,6 +111,8 @@ class EngineConfig:
             ("batching", BATCHING),
             ("prefill_policy", PREFILL_POLICIES),
             ("scheduling_policy", SCHEDULING_POLICIES),
+            ("preemption_mode", PREEMPTION_MODES),
+            ("preemption_victim", PREEMPTION_VICTIMS),
             ("generation_config", ("auto", "none")),
             ("tool_call_parser", TOOL_CALL_PARSERS),
         ):
@@ -112,6 +127,7 @@ class EngineConfig:
             ("max_num_seqs", 1),
             ("long_prefill_token_threshold", 1),
             ("max_queued_requests", 1),
+            ("max_preemptions", 1),
             ("num_threads", 1),
         ):
             value = getattr(self, name)
@@ -125,6 +141,11 @@ class EngineConfig:
             share = getattr(self, name)
             if not isinstance(share, int | float) or not math.isfinite(share) or not low_share <= share <= high_share:
                 raise ConfigError(f"{_flag(name)} is {share!r}; it must be from {low_share} to {high_share}")
+        space = self.swap_space
+        if space is not None and not (isinstance(space, int | float) and math.isfinite(space) and space >= 0):
+            raise ConfigError(f"--swap-space is {space!r}; it must be a finite number of GiB, at least 0")
+        if self.preemption_mode == "swap" and space == 0:
+            raise ConfigError("--preemption-mode is swap, but --swap-space is 0: there is nowhere to swap to")
         target = self.itl_target_ms
         if target is not None and not (isinstance(target, int | float) and math.isfinite(target) and target > 0):
             raise ConfigError(f"--itl-target-ms is {target!r}; it must be a finite number above 0")

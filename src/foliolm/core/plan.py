@@ -57,7 +57,7 @@ class Decision:
         request_id: about whom.
         reason: a short code: ``kv_blocks``, ``token_budget``, ``sequences``, ``batch_closed``, ``prefill_first``,
             ``preempted_this_step``, ``decodes_due``, ``in_flight``, ``fence``, ``prefix_in_flight``, ``idle_prefixes``,
-            ``fits``, ``recompute``.
+            ``fits``, ``swapped_in``, ``recompute``, ``swap``, ``host_full`` (recompute, because swap has no room).
         needed, available: in the unit of the reason (blocks, tokens or sequences).
         blocker: the request that stands in the way, where there is one.
         predicted_s: predicted seconds by treatment (``swap``, ``recompute``, …), where they were compared.
@@ -158,11 +158,27 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class BlockSwap:
-    """Move a block between device and host before the forward pass."""
+    """Move a block between device and host before the forward pass; ``host_block`` is the same in every group."""
 
     group: int
     device_block: int
     host_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapNote:
+    """Whose blocks a step moves between device and host.
+
+    Attributes:
+        request_id: whose.
+        blocks_out, blocks_in: logical blocks (each moves in every KV group).
+        num_bytes: of them all, in all groups.
+    """
+
+    request_id: int
+    blocks_out: int = 0
+    blocks_in: int = 0
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +196,7 @@ class StepPlan:
         preempted: requests whose KV was given up; the executor keeps their generators.
         released: requests that the executor may forget, before it runs this step.
         copies, swaps_out, swaps_in: block moves.
+        swapped: whose blocks the swaps move.
         decisions: with their reasons.
         closed: why no more work went in.
         pending_step: id of the newest step in flight when this was planned: a row's last input token may be one that
@@ -198,6 +215,7 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     swaps_out: tuple[BlockSwap, ...] = ()
     swaps_in: tuple[BlockSwap, ...] = ()
+    swapped: tuple[SwapNote, ...] = ()
     decisions: tuple[Decision, ...] = ()
     closed: Closed = Closed.EMPTY
     pending_step: int | None = None

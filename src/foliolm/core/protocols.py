@@ -61,3 +61,28 @@ class ChunkBudget(Protocol):
             From 1 to ``most``, and what binds where it is below ``most``.
         """
         ...
+
+
+class Prices(Protocol):
+    """Predicts what the treatments of memory pressure cost, in seconds.
+
+    ``num_decodes`` and ``decode_context`` describe the steps beside which work is done: their decode rows, and the
+    summed context of these.
+    """
+
+    @property
+    def known(self) -> bool:
+        """False while there is no cost model: then nothing can be compared."""
+        ...
+
+    def swap(self, blocks: int) -> float:
+        """Seconds to move so many logical blocks to the host and back; infinite where no link is known."""
+        ...
+
+    def recompute(self, tokens: int, cached: int, num_decodes: int, decode_context: int) -> float:
+        """Seconds that computing ``tokens``, but for the first ``cached``, adds to steps of so many decodes."""
+        ...
+
+    def decode_step(self, num_decodes: int, decode_context: int) -> float:
+        """Seconds of one step of so many decodes."""
+        ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foliolm.core.plan import Closed, Decision
+from foliolm.core.plan import Closed, Decision, SwapNote
 from foliolm.core.request import FinishReason, RequestStamps
 from foliolm.core.result import StepSeconds
 from foliolm.core.timeline import RequestTimeline
@@ -19,6 +19,7 @@ TERMS = (
     "prefix_read",
     "all_reduce",
     "lora",
+    "swap",
 )
 """Names of the step cost's terms, in the order in which records hold them."""
 
@@ -64,6 +65,7 @@ class StepRecord:
         cost_source: where the cost model's coefficients came from: ``default``, ``file``, ``calibrated``.
         work: bytes and FLOPs.
         num_waiting, kv_blocks_used: the scheduler's state when it was committed.
+        swapped: whose blocks moved between device and host.
     """
 
     engine: int
@@ -90,6 +92,7 @@ class StepRecord:
     work: StepWork = StepWork()
     num_waiting: int = 0
     kv_blocks_used: int = 0
+    swapped: tuple[SwapNote, ...] = ()
 
     @property
     def kind(self) -> str:

@@ -30,6 +30,10 @@ class SchedulerConfig:
         watermark_blocks: blocks that an admission leaves free while something runs.
         max_queued_requests: most requests waiting.
         enable_prefix_caching: requests share the KV of what they have in common.
+        num_host_blocks: slots of the host pool, each a block of every group; 0: there is none.
+        preemption_mode: ``auto``, ``swap`` or ``recompute``.
+        preemption_victim: ``auto``, ``last`` or ``least-computed``.
+        max_preemptions: a request that gave way so often is spared while another can.
     """
 
     mode: str = "chunked"
@@ -44,6 +48,10 @@ class SchedulerConfig:
     watermark_blocks: int = 0
     max_queued_requests: int = 1024
     enable_prefix_caching: bool = False
+    num_host_blocks: int = 0
+    preemption_mode: str = "recompute"
+    preemption_victim: str = "last"
+    max_preemptions: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,7 @@ def default_budget(tokens_per_s: float, max_num_seqs: int) -> int:
 
 
 def resolve_scheduler(
-    config: EngineConfig, limits: Limits, num_blocks: int, tokens_per_s: float | None
+    config: EngineConfig, limits: Limits, num_blocks: int, tokens_per_s: float | None, num_host_blocks: int = 0
 ) -> tuple[SchedulerConfig, tuple[str, ...]]:
     """The scheduler's settings, and a sentence for each that was derived here.
 
@@ -132,6 +140,7 @@ def resolve_scheduler(
         limits: from ``resolve_limits``.
         num_blocks: KV blocks a group, the null block included.
         tokens_per_s: prefill rate; needed only where ``limits`` leaves the budget open.
+        num_host_blocks: slots of the host pool.
 
     Raises:
         ConfigError: the pool cannot hold one request of ``max_model_len``, or no rate was given and one is needed.
@@ -170,6 +179,10 @@ def resolve_scheduler(
             watermark_blocks=int(config.watermark * (num_blocks - 1)),
             max_queued_requests=config.max_queued_requests,
             enable_prefix_caching=config.enable_prefix_caching,
+            num_host_blocks=num_host_blocks,
+            preemption_mode=config.preemption_mode,
+            preemption_victim=config.preemption_victim,
+            max_preemptions=config.max_preemptions,
         ),
         tuple(reasons),
     )

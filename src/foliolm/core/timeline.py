@@ -12,6 +12,7 @@ PARTS = (
     "own_prefill",
     "own_decode",
     "recompute",
+    "swap",
     "others_prefill",
     "others_decode",
     "skipped",

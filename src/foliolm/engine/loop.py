@@ -148,4 +148,8 @@ def engine_stats(engine: Engine) -> EngineStats:
         recomputed_tokens=stats.recomputed_tokens,
         prefix_cache_queries=stats.prefix_queries,
         prefix_cache_hits=stats.prefix_hits,
+        swap_out_bytes=stats.swap_out_bytes,
+        swap_in_bytes=stats.swap_in_bytes,
+        host_blocks_total=stats.host_blocks_total,
+        host_blocks_used=stats.host_blocks_used,
     )

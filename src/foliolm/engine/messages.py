@@ -94,6 +94,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         num_failed_steps: steps that raised, so far.
         prefix_cache_queries, prefix_cache_hits: tokens looked up and found, so far.
         recomputed_tokens: tokens whose KV was computed, given up, and is computed again, so far.
+        swap_out_bytes, swap_in_bytes: KV moved to the host and back, so far.
+        host_blocks_total, host_blocks_used: slots of the host pool, and those in use, now.
     """
 
     num_running: int = 0
@@ -105,6 +107,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     recomputed_tokens: int = 0
+    swap_out_bytes: int = 0
+    swap_in_bytes: int = 0
+    host_blocks_total: int = 0
+    host_blocks_used: int = 0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):

@@ -1,6 +1,19 @@
-"""Paged KV memory, as bookkeeping: blocks, tables, prefixes, and the manager that composes them."""
+"""Paged KV memory, as bookkeeping: blocks, tables, prefixes, host slots, and what composes them."""
 
+from foliolm.kv.host import HostPool
 from foliolm.kv.manager import NO_MATCH, KVManager, KVUsage, PrefixMatch
 from foliolm.kv.pool import NULL_BLOCK, BlockPool, BlockState
+from foliolm.kv.swap import Swapped, SwapSpace
 
-__all__ = ["NO_MATCH", "NULL_BLOCK", "BlockPool", "BlockState", "KVManager", "KVUsage", "PrefixMatch"]
+__all__ = [
+    "NO_MATCH",
+    "NULL_BLOCK",
+    "BlockPool",
+    "BlockState",
+    "HostPool",
+    "KVManager",
+    "KVUsage",
+    "PrefixMatch",
+    "SwapSpace",
+    "Swapped",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from foliolm.core.kvspec import KVSpec
@@ -109,6 +109,29 @@ class KVManager:
         """Logical blocks that a request holds; 0 if it is unknown."""
         table = self._tables.get(request_id)
         return 0 if table is None else len(table)
+
+    def num_shared(self, request_id: int) -> int:
+        """Leading blocks of a request that others hold too and that can be found by their prefix.
+
+        They stay where they are when the request gives way, as long as the others hold them.
+        """
+        references = self._first.references
+        return self._leading(request_id, lambda node, own: references[node.blocks[0]] > own)
+
+    def num_published(self, request_id: int) -> int:
+        """Leading blocks of a request that can be found by their prefix, whoever's copy that is."""
+        return self._leading(request_id, lambda node, own: True)
+
+    def _leading(self, request_id: int, wanted: Callable[[Node, bool], bool]) -> int:
+        table = self._tables.get(request_id)
+        if table is None:
+            return 0
+        count = 0
+        for node, block in zip(table.chain, table.groups[0], strict=False):
+            if not self._prefixes.holds(node) or not wanted(node, node.blocks[0] == block):
+                break
+            count += 1
+        return count
 
     def match(self, root: Hashable, tokens: Sequence[int]) -> PrefixMatch:
         """The longest known prefix; at least one token is left to compute, so that there are logits to sample from.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_FLOATS = ("whole", "no_prompts", "decode_s", "decode_mixed_s", "prompt_s")
+_FLOATS = ("whole", "no_prompts", "decode_s", "decode_mixed_s", "prompt_s", "swap_s")
 _INTS = (
     "start",
     "end",
@@ -34,7 +34,8 @@ class StepColumns:
         prompt_tokens, prompt_samples, prompt_rows, chunks: of the other rows: new tokens, sampled rows, rows, and rows
             of more than one token.
         wait, skip: code of the reason for whoever waited, and for decodes left out.
-        whole, no_prompts: predicted seconds of the plan, and of the plan without its other rows.
+        whole, no_prompts: predicted seconds of the plan, and of the plan without its other rows; both without swaps.
+        swap_s: predicted seconds of its blocks' moves between device and host.
         decode_s, decode_mixed_s, prompt_s: seconds of attention: of the decodes, in a step without and with chunks, and
             of the other rows.
         rows: (request id, new tokens) of each other row.
@@ -68,6 +69,15 @@ class StepColumns:
     def seconds(self, name: str) -> npt.NDArray[np.float64]:
         """A column of seconds as it is now."""
         return self._columns[name][: self.count]
+
+    def swap_times(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Nanoseconds of steps that went into moving blocks: ``T · t(swaps) / t(plan)``."""
+        swap = self.seconds("swap_s")[at]
+        if not swap.any():
+            return np.zeros(len(at), np.int64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(swap > 0, swap / (swap + self.seconds("whole")[at]), 0.0)
+        return np.rint(self["time"][at] * share).astype(np.int64)
 
     @property
     def last_end(self) -> int:

@@ -20,6 +20,7 @@ _S = 1e-9
 SLOW_FACTOR = 1.5
 """A step that takes this many times what was predicted is reported as slow."""
 MOST_SLOW = 10
+MOST_GAVE_WAY = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,28 @@ class SlowStep:
 
 
 @dataclass(frozen=True, slots=True)
+class GaveWay:
+    """A request that gave its KV blocks up to others, and why so.
+
+    Attributes:
+        step_id, request_id: when, and who.
+        treatment: ``swap``, ``recompute``, or ``host_full``: recompute, because the host pool had no room.
+        needed, available: blocks that were wanted, and free.
+        blocker: for whom first.
+        swap_s, recompute_s: predicted seconds of each treatment; None where it was not known.
+    """
+
+    step_id: int
+    request_id: int
+    treatment: str
+    needed: int
+    available: int
+    blocker: int | None
+    swap_s: float | None
+    recompute_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """All of it; seconds unless the name says otherwise.
 
@@ -83,7 +106,10 @@ class Explanation:
         kinds: steps by kind.
         terms: predicted seconds by term, summed.
         closed: steps by what closed their budget.
-        preemptions: how often a request's KV was given up.
+        preemptions: how often a request gave way.
+        gave_way: the newest of these, with reasons and predicted costs.
+        treatments: preemptions by treatment.
+        swapped_bytes: moved between device and host.
         point: of the decode steps; None where there were none or no cost model.
         bandwidth_share, flops_share: bytes and FLOPs of all steps over what the machine could in the busy time.
         slow: the slowest against prediction.
@@ -103,6 +129,9 @@ class Explanation:
     terms: dict[str, float]
     closed: dict[str, int]
     preemptions: int
+    gave_way: tuple[GaveWay, ...]
+    treatments: dict[str, int]
+    swapped_bytes: int
     point: OperatingPoint | None
     bandwidth_share: float | None
     flops_share: float | None
@@ -126,6 +155,7 @@ def explain(run: LedgerRun) -> Explanation:
     for timeline in run.timelines.values():
         for name, value in timeline.parts:
             parts[name] = parts.get(name, 0) + value
+    gave_way = _gave_way(steps)
     return Explanation(
         model=run.engine.model,
         num_steps=len(steps),
@@ -138,7 +168,10 @@ def explain(run: LedgerRun) -> Explanation:
         kinds=_kinds(steps),
         terms=_terms(steps),
         closed=dict(Counter(str(step.closed) for step in steps)),
-        preemptions=sum(1 for step in steps for decision in step.decisions if decision.kind is DecisionKind.PREEMPT),
+        preemptions=len(gave_way),
+        gave_way=gave_way[-MOST_GAVE_WAY:],
+        treatments=dict(Counter(one.treatment for one in gave_way)),
+        swapped_bytes=sum(note.num_bytes for step in steps for note in step.swapped),
         point=None if cost is None else _operating_point(steps, cost),
         bandwidth_share=work_bytes / (busy * cost.bandwidth) if cost is not None and busy else None,
         flops_share=work_flops / (busy * cost.flops) if cost is not None and busy else None,
@@ -209,6 +242,27 @@ def _terms(steps: Sequence[StepRecord]) -> dict[str, float]:
         for index, value in enumerate(step.terms):
             totals[index] += value
     return {name: value for name, value in zip(TERMS, totals, strict=True) if value}
+
+
+def _gave_way(steps: Sequence[StepRecord]) -> tuple[GaveWay, ...]:
+    found = []
+    for step in steps:
+        for one in step.decisions:
+            if one.kind is DecisionKind.PREEMPT:
+                costs = dict(one.predicted_s)
+                found.append(
+                    GaveWay(
+                        step.step_id,
+                        one.request_id,
+                        one.reason,
+                        one.needed,
+                        one.available,
+                        one.blocker,
+                        costs.get("swap"),
+                        costs.get("recompute"),
+                    )
+                )
+    return tuple(found)
 
 
 def _operating_point(steps: Sequence[StepRecord], cost: StepCost) -> OperatingPoint | None:

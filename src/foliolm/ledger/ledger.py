@@ -223,6 +223,7 @@ class Ledger:
             work=work,
             num_waiting=load.num_waiting,
             kv_blocks_used=load.kv_blocks_used,
+            swapped=plan.swapped,
         )
 
     def _predicted(self, plan: StepPlan) -> tuple[StepTerms | None, StepWork]:

@@ -28,6 +28,7 @@ class Life:
         rows: (step index, new tokens, context, sampled) of rows that are not booked yet.
         named: reason code by step index, where a decision named it.
         computed, lost: tokens computed now, and the most that were ever given up.
+        moved: step index in which its KV moves to the host, and its share of that step's moves; −1: none.
         num_sampled: tokens sampled in booked steps.
         parts, prefill_of: nanoseconds booked so far.
     """
@@ -37,6 +38,7 @@ class Life:
         "counted_ns",
         "gaps_from",
         "lost",
+        "moved",
         "named",
         "num_sampled",
         "offset",
@@ -59,6 +61,7 @@ class Life:
         self.phase = Phase.WAITING
         self.since = self.gaps_from = index
         self.offset = self.computed = self.lost = self.num_sampled = 0
+        self.moved: tuple[int, float] = (-1, 0.0)
         self.rows: list[tuple[int, int, int, int]] = []
         self.named: dict[int, int] = {}
         self.parts: dict[str, int] = {}

@@ -48,6 +48,14 @@ class StatsLike(Protocol):
     def prefix_cache_queries(self) -> int: ...  # noqa: D102
     @property
     def prefix_cache_hits(self) -> int: ...  # noqa: D102
+    @property
+    def swap_out_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def swap_in_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def host_blocks_total(self) -> int: ...  # noqa: D102
+    @property
+    def host_blocks_used(self) -> int: ...  # noqa: D102
 
 
 class OutputsLike(Protocol):
@@ -79,11 +87,14 @@ class Metrics:
         self.num_requests_running = self._gauge("num_requests_running", "Requests in execution now.")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests that wait now.")
         self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all of them.")
+        self.host_pool_usage_perc = self._gauge("host_pool_usage_perc", "Host slots for KV in use; 1 means all.")
         self.counters = {
             name: Counter(f"foliolm:{name}", text, labels, registry=self.registry)
             for name, text in (
                 ("num_preemptions", "Times a request's KV was given up."),
                 ("num_failed_steps", "Steps that raised; their requests ended with an error."),
+                ("swap_out_bytes", "Bytes of KV moved to the host."),
+                ("swap_in_bytes", "Bytes of KV moved back from the host."),
                 ("recomputed_tokens", "Tokens whose KV was computed, given up, and had to be computed again."),
                 ("engine_deaths", "Times an engine's process ended by itself."),
                 ("engine_restarts", "Times an engine's process was started again."),
@@ -152,12 +163,16 @@ class Metrics:
         self.num_requests_waiting.labels(*labels).set(stats.num_waiting)
         usage = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         self.kv_cache_usage_perc.labels(*labels).set(usage)
+        host = stats.host_blocks_used / stats.host_blocks_total if stats.host_blocks_total else 0.0
+        self.host_pool_usage_perc.labels(*labels).set(host)
         for name in (
             "num_preemptions",
             "num_failed_steps",
             "recomputed_tokens",
             "prefix_cache_queries",
             "prefix_cache_hits",
+            "swap_out_bytes",
+            "swap_in_bytes",
         ):
             self._raise_to(engine, name, getattr(stats, name))
         if record is not None:
@@ -196,7 +211,12 @@ class Metrics:
     def observe_death(self, engine: int, error: Exception) -> None:
         """An engine's process ended; it runs nothing now."""
         labels = (self._model, str(engine))
-        for gauge in (self.num_requests_running, self.num_requests_waiting, self.kv_cache_usage_perc):
+        for gauge in (
+            self.num_requests_running,
+            self.num_requests_waiting,
+            self.kv_cache_usage_perc,
+            self.host_pool_usage_perc,
+        ):
             gauge.labels(*labels).set(0)
         self.counters["engine_deaths"].labels(*labels).inc()
 

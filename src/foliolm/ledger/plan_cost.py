@@ -36,4 +36,6 @@ def counts_of_plan(model: ModelAccount, plan: StepPlan) -> StepCounts:
         sequences=plan.num_rows,
         decode_context=tuple(context),
         prefills=chunks,
+        swap_bytes=sum(note.num_bytes for note in plan.swapped),
+        swap_blocks=sum(note.blocks_out + note.blocks_in for note in plan.swapped),
     )

@@ -43,9 +43,11 @@ class SampleReader:
         self._offsets: tuple[int, tuple[int, ...]] = (-1, ())
 
     def read(self, record: StepRecord) -> Sample | None:
-        """A record as a sample; None where its decodes' contexts are not known (their record was lost)."""
+        """A record as a sample; None where its decodes' contexts are not known, or blocks moved to or from the host."""
         if record.decode_offsets is not None:
             self._offsets = (record.decode_version, record.decode_offsets)
+        if record.swapped:
+            return None
         single = [context for _, new, context, _ in record.rows if new == 1]
         chunks = tuple((new, context) for _, new, context, _ in record.rows if new > 1)
         context = (float(record.decode_context + sum(single)),) * len(self.model.kv)

@@ -19,6 +19,7 @@ from foliolm.ledger.accounts import (
     linear_flops,
     weight_bytes_per_step,
 )
+from foliolm.ledger.host_link import HostLink
 from foliolm.shape.device import Device
 
 
@@ -75,6 +76,7 @@ class StepCounts:
         decode_context: D_l, summed context of the decode rows, one entry a KV group of the model (window-clamped).
         prefills: (new, cached) tokens of each prefill chunk.
         lora_bytes, lora_flops: bytes of the step's distinct adapters, and FLOPs of its adapted rows.
+        swap_bytes, swap_blocks: moved between device and host, both ways together, and in how many logical blocks.
     """
 
     new_tokens: float
@@ -84,6 +86,8 @@ class StepCounts:
     prefills: tuple[tuple[int, int], ...] = ()
     lora_bytes: float = 0.0
     lora_flops: float = 0.0
+    swap_bytes: float = 0.0
+    swap_blocks: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ class StepTerms:
         prefix_read: chunks reading the KV of their cached tokens.
         all_reduce: tensor parallelism's exchanges.
         lora: adapters' bytes and FLOPs.
+        swap: blocks moving between device and host.
         weight_read, matmul: the two sides under the root of ``linears``; not added to the total again.
     """
 
@@ -114,6 +119,7 @@ class StepTerms:
     lora: float
     weight_read: float
     matmul: float
+    swap: float = 0.0
 
     @property
     def total(self) -> float:
@@ -131,7 +137,7 @@ class StepTerms:
             "bandwidth": self.decode_attention + self.prefix_read,
             "compute": self.prefill_attention,
             "host": self.host + self.sequences + self.tokens,
-            "link": self.all_reduce,
+            "link": self.all_reduce + self.swap,
         }
         sides["bandwidth" if self.weight_read >= self.matmul else "compute"] += self.linears + self.lora
         return max(sides, key=lambda name: sides[name])
@@ -147,6 +153,7 @@ _PARTS = (
     "prefix_read",
     "all_reduce",
     "lora",
+    "swap",
 )
 
 
@@ -164,6 +171,7 @@ class StepCost:
         linear_knots: (new tokens, factor) pairs, tokens ascending: a table measured on the machine that corrects the
             linears' term, whose kernels are not equally good at every size; between knots the factor is linear in the
             logarithm of the tokens, beyond them it stays. Empty: 1.
+        host_link: to the host's memory; None: unknown, and swapping is never chosen for its price.
     """
 
     model: ModelAccount
@@ -173,6 +181,7 @@ class StepCost:
     peer_link: float | None = None
     coefficients: Coefficients = field(default_factory=Coefficients)
     linear_knots: tuple[tuple[float, float], ...] = ()
+    host_link: HostLink | None = None
 
     def __post_init__(self) -> None:
         for tokens, factor in self.linear_knots:
@@ -189,7 +198,7 @@ class StepCost:
         """Predicted seconds of a step by term.
 
         ``t = t0 + B·ts + N·tt + sqrt((W/(ew·BW))² + (2·(P_body·N + P_head·S)/(ef·F))²) + Σ_l D_l·k_l/(ek·BW)
-        + Σ_l 2·heads·(d_qk+d_v)·Σ_i(p_i·c_i + p_i²/2)/(ea·F) + r·Σ c_i·k/BW + all-reduce + LoRA``
+        + Σ_l 2·heads·(d_qk+d_v)·Σ_i(p_i·c_i + p_i²/2)/(ea·F) + r·Σ c_i·k/BW + all-reduce + LoRA + swaps``
 
         The root joins two costs that overlap but for their smaller share near the ridge. A step without rows is free.
         """
@@ -210,6 +219,7 @@ class StepCost:
             lora=counts.lora_bytes / (c.weights * self.bandwidth) + counts.lora_flops / (c.matmul * self.flops),
             weight_read=weight_read,
             matmul=matmul,
+            swap=self._swap(counts),
         )
 
     def linear_factor(self, tokens: float) -> float:
@@ -289,6 +299,12 @@ class StepCost:
             for _, cached in counts.prefills
         )
 
+    def _swap(self, counts: StepCounts) -> float:
+        if self.host_link is None or not counts.swap_bytes:
+            return 0.0
+        copies = counts.swap_blocks * sum(self.host_link.copies_per_block or spec.num_layers for spec in self.model.kv)
+        return self.host_link.seconds(copies, counts.swap_bytes)
+
     def _all_reduce(self, counts: StepCounts) -> float:
         if self.model.tensor_parallel_size == 1:
             return 0.0
@@ -314,6 +330,7 @@ def step_cost(model: ModelAccount, device: Device, coefficients: Coefficients | 
         attention_peak=device.flops("fp32" if model.compute == "fp32" else "bf16"),
         peer_link=device.peer_link,
         coefficients=coefficients or Coefficients(),
+        host_link=None if device.host_link is None else HostLink(device.host_link, copies_per_block=1),
     )
 
 

@@ -3,8 +3,9 @@
 Commits cut time into intervals: from one commit to the next there is a *gap* (the host plans, commits and talks) and a
 *step*. A request that runs books the gap as ``host`` and its share of the step as `shares` says; one that waits books
 both as ``queue`` with the reason of that step's decisions; one that is preempted as ``preempted``; one that runs but
-was left out of the step books the step as ``skipped`` with the reason. A steady step touches no request: what a request
-spent is worked out over arrays of steps when it ends.
+was left out of the step books the step as ``skipped`` with the reason. What a step spends on moving blocks to and from
+the host is ``swap`` to those whose blocks they are and to those who run in it. A steady step touches no request: what a
+request spent is worked out over arrays of steps when it ends.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from foliolm.core.request import EngineRequest
 from foliolm.core.timeline import RequestTimeline, ordered
 from foliolm.ledger.columns import StepColumns
 from foliolm.ledger.life import Life, Phase
+from foliolm.ledger.plan_cost import counts_of_plan
 from foliolm.ledger.shares import Ints, Shares
 from foliolm.ledger.step_cost import StepTerms
 
@@ -84,6 +86,10 @@ class Timelines:
         for rid in plan.preempted:
             if rid in lives:
                 self._preempt(lives[rid], index, plan)
+        for swap in plan.swapped:
+            if swap.blocks_out and swap.request_id in lives:
+                total = sum(one.num_bytes for one in plan.swapped)
+                lives[swap.request_id].moved = (index, swap.num_bytes / total)
         for note in plan.admissions:
             if note.request_id in lives:
                 self._admit(lives[note.request_id], index, before, start, plan.time_ns)
@@ -157,6 +163,11 @@ class Timelines:
         else:  # a steady step: its terms are known, and there are no prompts
             whole = no_prompts = terms.total
             decode_s = terms.decode_attention
+        swap_s = 0.0
+        if plan.swapped and shares.cost is not None:
+            swap_s = shares.cost.terms(counts_of_plan(shares.cost.model, plan)).swap
+            if not rows and terms is not None:
+                whole = no_prompts = terms.total - terms.swap
         return self.columns.append(
             tuple((row.request_id, row.num_new_tokens) for row in rows),
             start=start,
@@ -176,6 +187,7 @@ class Timelines:
             decode_s=decode_s,
             decode_mixed_s=mixed_s,
             prompt_s=prompt_s,
+            swap_s=swap_s,
         )
 
     def _decode_attention(self, plan: StepPlan) -> tuple[float, float]:
@@ -242,6 +254,8 @@ class Timelines:
                     self._settle_prefill(life, first, until)
         life.since = max(life.since, until)
         life.named.clear()
+        if life.moved[0] < until:
+            life.moved = (-1, 0.0)
 
     def _settle_waiting(self, life: Life, first: int, until: int) -> None:
         columns = self.columns
@@ -250,7 +264,9 @@ class Timelines:
         begins = np.concatenate(([max(int(before), life.counted_ns)], ends[:-1]))
         times = np.maximum(0, ends - begins)
         if life.phase is Phase.PREEMPTED:
-            life.add("preempted", int(times.sum()))
+            moving = self._moving_out(life, first, until)
+            life.add("swap", moving)
+            life.add("preempted", int(times.sum()) - moving)
             return
         codes = columns["wait"][first:until].copy()
         for index, code in life.named.items():
@@ -258,6 +274,13 @@ class Timelines:
         if columns["start"][first] < life.counted_ns:
             codes[0] = self._code("step_in_flight")  # it came while that step ran
         self._add_by_reason(life, "queue", codes, times)
+
+    def _moving_out(self, life: Life, first: int, until: int) -> int:
+        """Nanoseconds of its own KV's way to the host, out of the step that moved it."""
+        index, share = life.moved
+        if not first <= index < until:
+            return 0
+        return int(self.columns.swap_times(np.array([index]))[0] * share)
 
     def _settle_decode(self, life: Life, first: int, until: int) -> None:
         columns, shares = self.columns, self.shares
@@ -284,7 +307,10 @@ class Timelines:
             lonely = shares.base(1, 1, 1) + mine
             without_prefill = whole
         without_decode = np.where(columns["decodes"][at] > 1, lonely, whole)
-        parts = shares.split(columns["time"][at], whole, shares.base(1, 1, 1) + mine, without_prefill, without_decode)
+        swapping = columns.swap_times(at)
+        life.add("swap", int(swapping.sum()))
+        times = columns["time"][at] - swapping
+        parts = shares.split(times, whole, shares.base(1, 1, 1) + mine, without_prefill, without_decode)
         life.add("own_decode", int(parts.own.sum()))
         life.add("others_decode", int(parts.others_decode.sum()))
         self._add_others_prefill(life, at, parts.others_prefill)
@@ -309,8 +335,10 @@ class Timelines:
                 shares.base(columns["prompt_tokens"][at], columns["prompt_samples"][at], columns["prompt_rows"][at])
                 + columns.seconds("prompt_s")[at]
             )
+            swapping = columns.swap_times(at)
+            life.add("swap", int(swapping.sum()))
             parts = shares.split(
-                columns["time"][at],
+                columns["time"][at] - swapping,
                 whole,
                 alone,
                 np.where(columns["prompt_rows"][at] > 1, no_others, whole),

@@ -8,28 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from foliolm.ledger.accounts import ModelAccount, blocks_of, sequence_bytes
+from foliolm.ledger.host_link import HostLink
 from foliolm.ledger.step_cost import StepCost, StepCounts
 
 _PRICED_CHUNKS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class HostLink:
-    """The way to host memory.
-
-    Attributes:
-        bytes_per_s: nominal, one way.
-        efficiency: share of it that copies reach. Prior 0.8 (0.75 to 0.9 measured on PCIe).
-        copy_s: t_copy, seconds to start one copy. Prior 5 µs, a launch.
-        copies_per_block: copies that move one block; None: one a layer, as where each layer keeps a pool of its own.
-            (With that, blocks of 16 to 64 tokens make swap and recompute cost about the same, as the PagedAttention
-            paper, arXiv 2309.06180, section 7.3, found.) A pool whose blocks span the layers needs 1.
-    """
-
-    bytes_per_s: float
-    efficiency: float = 0.8
-    copy_s: float = 5e-6
-    copies_per_block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +44,7 @@ def swap_seconds(model: ModelAccount, tokens: int, link: HostLink, block_size: i
         return 0.0
     copies = sum(blocks_of(spec, tokens, block_size) * (link.copies_per_block or spec.num_layers) for spec in model.kv)
     moved = sequence_bytes(model, tokens, block_size)
-    return max(0.0, 2 * (copies * link.copy_s + moved / (link.efficiency * link.bytes_per_s)) - overlap_s)
+    return max(0.0, 2 * link.seconds(copies, moved) - overlap_s)
 
 
 def recompute_seconds(cost: StepCost, tokens: int, cached: int, running: Running) -> float:

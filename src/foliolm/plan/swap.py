@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from foliolm.core.errors import ConfigError
-from foliolm.ledger.treatments import HostLink, Running, Turns, recompute_seconds, swap_seconds, turning_points
+from foliolm.ledger.host_link import HostLink
+from foliolm.ledger.treatments import Running, Turns, recompute_seconds, swap_seconds, turning_points
 from foliolm.plan.checks import MOST_ROWS, real, whole
 from foliolm.plan.report import Report, Table, count, rows, sentences, size, span
 from foliolm.plan.setting import Setting

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from foliolm.core.errors import RequestError
 from foliolm.core.plan import Closed, Decision, DecisionKind
 from foliolm.core.request import EngineRequest
 from foliolm.core.resolve import SchedulerConfig
-from foliolm.kv import NO_MATCH, KVManager, PrefixMatch
+from foliolm.kv import NO_MATCH, KVManager, PrefixMatch, SwapSpace
 from foliolm.scheduler.budget import PrefillBudget
 from foliolm.scheduler.promises import PrefixPromises
 from foliolm.scheduler.request import Request
@@ -84,12 +85,23 @@ class Admission:
         config: the scheduler's settings.
         kv: the manager that would give the blocks.
         promises: prefixes that running requests are computing.
+        swap: requests whose KV waits on the host.
+        landed: whether a step has been committed.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, promises: PrefixPromises) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        promises: PrefixPromises,
+        swap: SwapSpace,
+        landed: Callable[[int], bool],
+    ) -> None:
         self._config = config
         self._kv = kv
         self._promises = promises
+        self._swap = swap
+        self._landed = landed
 
     def match(self, request: Request) -> PrefixMatch:
         """The known prefix of a waiting request; looked up again whenever the index has changed."""
@@ -117,6 +129,9 @@ class Admission:
             newest: id of the request admitted last before it, to be named as the blocker.
         """
         rid = request.request_id
+        if request.is_swapped and (request.pending or not self._landed(request.swap_step)):
+            # Whether its KV reached the host is known once that step is committed; nobody takes its place till then.
+            return Attempt(Outcome.STOP, Decision(DecisionKind.WAIT, rid, "in_flight", request.pending), Closed.KV)
         if request.pending:
             # Its newest token is still being sampled: what it would have to compute is not known yet.
             return Attempt(Outcome.SKIP, Decision(DecisionKind.SKIP, rid, "in_flight", request.pending), Closed.EMPTY)
@@ -127,9 +142,10 @@ class Admission:
         # protect, and insisting on it could make the request wait for ever.
         headroom = self._config.watermark_blocks if num_running else 0
         match = self.match(request)
-        uncached = request.num_tokens - match.num_tokens
+        held = self._swap.get(rid) if self._swap.usable(rid, match) else None
+        uncached = request.num_tokens - (match.num_tokens if held is None else held.num_tokens)
         awaited, owner = self._awaited(request, match, uncached)
-        if owner is not None:
+        if owner is not None and held is None:
             skip = Decision(DecisionKind.SKIP, rid, "prefix_in_flight", awaited, match.num_tokens, owner)
             return Attempt(Outcome.SKIP, skip, Closed.EMPTY)
         needed = self._kv.blocks_for(request.num_tokens) - len(match.nodes) + match.num_idle
@@ -145,7 +161,8 @@ class Admission:
             # Only a long prompt can be turned away with tokens left over: those are for short ones behind it.
             outcome = Outcome.SKIP if budget.left > 0 and budget.reserves_for_short else Outcome.STOP
             return Attempt(outcome, wait, Closed.TOKENS)
-        return Attempt(Outcome.ADMIT, Decision(DecisionKind.ADMIT, rid, "fits", needed, available))
+        reason = "fits" if held is None else "swapped_in"
+        return Attempt(Outcome.ADMIT, Decision(DecisionKind.ADMIT, rid, reason, needed, available))
 
     def _awaited(self, request: Request, match: PrefixMatch, uncached: int) -> tuple[int, int | None]:
         """Tokens that somebody else is computing for it right now, if they are most of what it lacks.

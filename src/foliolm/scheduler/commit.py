@@ -42,7 +42,11 @@ class Committer:
 
     def fail(self, plan: StepPlan, message: str, now: int) -> list[TokenOutput]:
         """A step raised: its requests end with an error; nobody else is touched."""
-        self._land(plan)
+        flight = self._land(plan)
+        for rid in flight.swapped_out:
+            request = self._state.requests.get(rid)
+            if request is not None and request.is_swapped and request.swap_step == plan.step_id:
+                self._state.lose_swapped(request)
         for row in plan.rows:
             request = self._state.requests.get(row.request_id)
             if request is not None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from foliolm.core.plan import Admission as AdmissionNote
 from foliolm.core.plan import Closed, Decision, DecisionKind, DecodeRows, LogitsAt, Row, StepPlan
-from foliolm.core.protocols import ChunkBudget
+from foliolm.core.protocols import ChunkBudget, Prices
 from foliolm.scheduler.admission import Admission, Outcome
 from foliolm.scheduler.budget import PrefillBudget
-from foliolm.scheduler.preemption import choose_victim
 from foliolm.scheduler.request import Request, State
 from foliolm.scheduler.state import Flight, SchedulerState
+from foliolm.scheduler.treatments import Treatment, Treatments
 
 ALL_DECODES = -1
 """Stands for a request id in a decision about every steady decode."""
@@ -50,14 +50,16 @@ class Planner:
     Args:
         state: shared with the committer.
         chunks: bounds a step's prompt tokens while streams run; None: the token budget alone does.
+        prices: predicts what giving way costs; None: nothing is compared.
     """
 
-    def __init__(self, state: SchedulerState, chunks: ChunkBudget | None = None) -> None:
+    def __init__(self, state: SchedulerState, chunks: ChunkBudget | None = None, prices: Prices | None = None) -> None:
         self._state = state
         self._chunks = chunks
         self._config = state.config
         self._kv = state.kv
-        self._admission = Admission(state.config, state.kv, state.promises)
+        self._admission = Admission(state.config, state.kv, state.promises, state.swap, state.landed)
+        self._treatments = Treatments(state, prices)
         self._step_id = 0
         self._prompts_apart = state.config.mode in ("static", "prefill-first")
         self._whole_prompts = state.config.mode != "chunked"
@@ -137,26 +139,29 @@ class Planner:
             if needed <= self._kv.num_free + self._kv.num_fenced:
                 self._skip_decodes(draft, "fence", self._kv.num_free)
                 return False
-            victim = choose_victim(state.running(), self._config.block_size, state.decodes.tick)
-            if victim is None:
+            treatment = self._treatments.choose()
+            if treatment is None:
                 if not state.flights:
                     raise RuntimeError(
                         f"the only running request lacks {needed} KV blocks; its limit should prevent that"
                     )
                 self._skip_decodes(draft, "fence", self._kv.num_free)
                 return False
-            self._preempt(victim, needed, draft)
+            self._preempt(treatment, needed, draft)
         return True
 
-    def _preempt(self, victim: Request, needed: int, draft: _Draft) -> None:
-        state = self._state
+    def _preempt(self, treatment: Treatment, needed: int, draft: _Draft) -> None:
+        state, victim = self._state, treatment.victim
         available = self._kv.num_free
         crossing = state.decodes.crossing()
         blocker = min(crossing.values(), key=lambda request: request.order).request_id
         victim.pending = state.pending(victim)
+        if treatment.swap:
+            state.swap_out(victim, treatment.num_computed)
+        else:
+            state.counters.recomputed_tokens += treatment.num_computed
         state.withdraw(victim)
         state.counters.preemptions += 1
-        state.counters.recomputed_tokens += victim.num_computed
         victim.num_preemptions += 1
         victim.num_computed = 0
         victim.state = State.WAITING
@@ -166,7 +171,15 @@ class Planner:
         state.preempted.append(victim.request_id)
         draft.preempted = True
         draft.decisions.append(
-            Decision(DecisionKind.PREEMPT, victim.request_id, "recompute", needed, available, blocker)
+            Decision(
+                DecisionKind.PREEMPT,
+                victim.request_id,
+                treatment.reason,
+                needed,
+                available,
+                blocker,
+                treatment.predicted_s,
+            )
         )
 
     # --- prompts
@@ -231,8 +244,13 @@ class Planner:
         source = request.source
         match = self._admission.match(request)
         sharing = self._config.enable_prefix_caching
-        draft.tables[rid] = self._kv.allocate(rid, request.num_tokens, match, request.root if sharing else None)
-        request.num_computed = match.num_tokens
+        root = request.root if sharing else None
+        if self._state.swap.usable(rid, match):
+            draft.tables[rid] = self._state.swap_in(request, match, root)
+        else:
+            self._state.lose_swapped(request, match.num_tokens)
+            draft.tables[rid] = self._kv.allocate(rid, request.num_tokens, match, root)
+            request.num_computed = match.num_tokens
         draft.waits.pop(rid, None)
         draft.decisions.append(decision)
         draft.admissions.append(
@@ -243,7 +261,7 @@ class Planner:
                 source.sampling,
                 source.eos_token_ids,
                 source.adapter,
-                match.num_tokens,
+                request.num_computed,
             )
         )
         if sharing and request.root is not None:
@@ -251,12 +269,12 @@ class Planner:
                 request.num_cached = match.num_tokens
                 self._state.counters.prefix_queries += request.num_prompt
                 self._state.counters.prefix_hits += match.num_tokens
-            self._state.promises.make(request, match.num_tokens)
+            self._state.promises.make(request, request.num_computed)
         request.state = State.PREFILLING
         request.resumed_at = request.num_tokens
         request.admitted_ns = request.admitted_ns or draft.now
         self._state.prefilling[rid] = request
-        budget.grant(rid, request.num_tokens - match.num_tokens)
+        budget.grant(rid, request.num_tokens - request.num_computed)
 
     def _row(self, request: Request, count: int, draft: _Draft) -> Row:
         """A chunk; where it catches up with the tokens, the request samples, and decodes from the next step on."""
@@ -305,6 +323,9 @@ class Planner:
             admissions=tuple(draft.admissions),
             preempted=tuple(state.preempted),
             released=tuple(state.released),
+            swaps_out=tuple(state.swaps_out),
+            swaps_in=tuple(state.swaps_in),
+            swapped=tuple(state.swap_notes),
             decisions=decisions,
             closed=draft.closed,
             pending_step=state.flights[-1].step_id if state.flights else None,
@@ -317,7 +338,22 @@ class Planner:
             for row in plan.rows:
                 residencies[row.request_id] = state.requests[row.request_id].num_preemptions
         tick = draft.decodes.tick if draft.decodes.request_ids else -1
-        state.flights.append(Flight(plan.step_id, tick, draft.ending, residencies))
+        flight = Flight(plan.step_id, tick, draft.ending, residencies)
+        if plan.swapped:
+            self._seal_swaps(flight)
+        state.flights.append(flight)
         state.counters.steps += 1
         self._step_id = plan.step_id
         return plan
+
+    def _seal_swaps(self, flight: Flight) -> None:
+        state = self._state
+        for note in state.swap_notes:
+            request = state.requests.get(note.request_id)
+            if note.blocks_out and request is not None and request.is_swapped and not request.swap_step:
+                request.swap_step = flight.step_id
+                flight.swapped_out.append(note.request_id)
+        state.swaps_out.clear()
+        state.swaps_in.clear()
+        state.swap_notes.clear()
+        state.swap.pool.seal()

@@ -11,11 +11,13 @@ from foliolm.scheduler.request import Request, State
 class WaitingQueue:
     """A heap by ``Request.order``. A preempted request keeps its order, so that it comes back to its own place.
 
+    One whose KV waits on the host comes before all others of its priority.
+
     Leaving from the middle (an abort) is lazy: the entry is dropped when it comes to the top.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], Request]] = []
+        self._heap: list[tuple[tuple[int, bool, int, int], Request]] = []
         self._count = 0
 
     def __len__(self) -> int:
@@ -23,7 +25,8 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Put a request at its place; its state must be WAITING."""
-        heapq.heappush(self._heap, (request.order, request))
+        priority, arrival, number = request.order
+        heapq.heappush(self._heap, ((priority, not request.is_swapped, arrival, number), request))
         self._count += 1
 
     def head(self) -> Request | None:

@@ -39,7 +39,8 @@ class Request:
         sample_step: the step whose row other than a decode sampled for it last.
         stop_ids: token ids that end it.
         min_tokens_at: no end token counts before it has this many tokens.
-        num_preemptions: how often its KV was given up.
+        num_preemptions: how often it gave way.
+        is_swapped, swap_step: its KV lies on the host; the step that moves it there, 0 before that is planned.
         resumed_at: ``num_tokens`` when it was last admitted.
         prompt_logprobs_sent: entries delivered so far.
         root: under which its prefixes are shared; None: they are not.
@@ -55,6 +56,7 @@ class Request:
         "chain_hashes",
         "end_tick",
         "first_token_ns",
+        "is_swapped",
         "join_tick",
         "last_step",
         "last_token_ns",
@@ -80,6 +82,7 @@ class Request:
         "source",
         "state",
         "stop_ids",
+        "swap_step",
         "tokens",
     )
 
@@ -102,6 +105,8 @@ class Request:
             self.stop_ids |= frozenset(source.eos_token_ids)
         self.min_tokens_at = self.num_prompt + sampling.min_tokens
         self.num_preemptions = 0
+        self.is_swapped = False
+        self.swap_step = 0
         self.resumed_at = 0
         self.prompt_logprobs_sent = 0
         self.root = (source.adapter, source.cache_salt) if source.share_prefix else None

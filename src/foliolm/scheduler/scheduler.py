@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from foliolm.core.errors import QueueFullError
 from foliolm.core.plan import StepPlan
-from foliolm.core.protocols import ChunkBudget
+from foliolm.core.protocols import ChunkBudget, Prices
 from foliolm.core.request import EngineRequest, FinishReason, TokenOutput
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.core.result import StepResult
@@ -31,6 +31,9 @@ class SchedulerStats:
         kv_blocks_idle: free blocks that keep a prefix.
         prefix_queries, prefix_hits: tokens looked up and found in the prefix cache, totals.
         evicted_blocks: idle blocks whose prefix gave way, total.
+        num_swaps: preemptions that moved KV to the host, total.
+        swap_out_bytes, swap_in_bytes: moved to the host and back, totals.
+        host_blocks_total, host_blocks_used: slots of the host pool, and those in use.
     """
 
     num_running: int
@@ -45,6 +48,11 @@ class SchedulerStats:
     prefix_queries: int = 0
     prefix_hits: int = 0
     evicted_blocks: int = 0
+    num_swaps: int = 0
+    swap_out_bytes: int = 0
+    swap_in_bytes: int = 0
+    host_blocks_total: int = 0
+    host_blocks_used: int = 0
 
 
 class Scheduler:
@@ -58,12 +66,19 @@ class Scheduler:
         config: its settings.
         kv: the KV manager; the scheduler is its only user.
         chunks: bounds a step's prompt tokens while streams run; None: the token budget alone does.
+        prices: predicts what treatments of memory pressure cost; None: they are not compared.
 
     Raises:
         ValueError: ``config`` and ``kv`` disagree.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, chunks: ChunkBudget | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        chunks: ChunkBudget | None = None,
+        prices: Prices | None = None,
+    ) -> None:
         if kv.block_size != config.block_size or kv.num_usable != config.num_blocks - 1:
             raise ValueError(
                 f"the scheduler has {config.num_blocks} blocks of {config.block_size}, "
@@ -81,7 +96,7 @@ class Scheduler:
             )
         self.config = config
         self._state = SchedulerState(config, kv)
-        self._planner = Planner(self._state, chunks)
+        self._planner = Planner(self._state, chunks, prices)
         self._committer = Committer(self._state)
         self._arrivals = 0
 
@@ -167,6 +182,11 @@ class Scheduler:
             prefix_queries=state.counters.prefix_queries,
             prefix_hits=state.counters.prefix_hits,
             evicted_blocks=kv.evicted_blocks,
+            num_swaps=state.counters.swaps,
+            swap_out_bytes=state.counters.swap_out_bytes,
+            swap_in_bytes=state.counters.swap_in_bytes,
+            host_blocks_total=state.swap.pool.num_slots,
+            host_blocks_used=state.swap.pool.num_used,
         )
 
     def reset_prefix_cache(self) -> int:

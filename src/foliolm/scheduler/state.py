@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from foliolm.core.plan import LogitsAt, StepPlan
+from foliolm.core.plan import BlockSwap, LogitsAt, StepPlan, SwapNote
 from foliolm.core.resolve import SchedulerConfig
-from foliolm.kv import KVManager
+from foliolm.kv import HostPool, KVManager, PrefixMatch, SwapSpace
 from foliolm.scheduler.decodes import DecodeSet
 from foliolm.scheduler.promises import PrefixPromises
 from foliolm.scheduler.queue import WaitingQueue
@@ -25,12 +25,14 @@ class Flight:
         ending: requests that sample their last token in it.
         residencies: by request id of its rows other than decodes, how often it had been preempted: a request that
             comes back holds other blocks than those that this step wrote.
+        swapped_out: requests whose KV it moves to the host.
     """
 
     step_id: int
     tick: int
     ending: list[Request] = field(default_factory=list)
     residencies: dict[int, int] = field(default_factory=dict)
+    swapped_out: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -38,15 +40,20 @@ class Counters:
     """Running totals since the start.
 
     Attributes:
-        preemptions: how often a request's KV was given up.
+        preemptions: how often a request gave way.
+        swaps: how often its KV moved to the host for that.
         recomputed_tokens: tokens whose KV was computed and given up.
+        swap_out_bytes, swap_in_bytes: moved to the host, and back.
         steps: plans with rows.
         prefix_queries, prefix_hits: tokens looked up, and found, at first admissions; a resumed request counts for
             neither.
     """
 
     preemptions: int = 0
+    swaps: int = 0
     recomputed_tokens: int = 0
+    swap_out_bytes: int = 0
+    swap_in_bytes: int = 0
     steps: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -74,6 +81,11 @@ class SchedulerState:
         self.last_decode_step = 0
         self.promises = PrefixPromises(config.block_size)
         self.counters = Counters()
+        self.swap = SwapSpace(kv, HostPool(config.num_host_blocks))
+        self.swaps_out: list[BlockSwap] = []
+        self.swaps_in: list[BlockSwap] = []
+        self.swap_notes: list[SwapNote] = []
+        self._bytes_per_block = sum(spec.bytes_per_block(config.block_size) for spec in kv.specs)
 
     @property
     def num_running(self) -> int:
@@ -95,6 +107,47 @@ class SchedulerState:
             for flight in self.flights
         )
 
+    def host_room(self, wanted: int) -> int:
+        """Host slots that ``wanted`` of could be handed out now."""
+        return self.swap.pool.num_free
+
+    def landed(self, step_id: int) -> bool:
+        """True once a step has been committed."""
+        return not self.flights or self.flights[0].step_id > step_id
+
+    def swap_out(self, request: Request, num_computed: int) -> None:
+        """Have the next plan move a running request's KV to the host; the caller withdraws it then."""
+        copies = self.swap.out(request.request_id, num_computed)
+        blocks = len(copies) // len(self.kv.specs)
+        moved = blocks * self._bytes_per_block
+        self.swaps_out += copies
+        self.swap_notes.append(SwapNote(request.request_id, blocks_out=blocks, num_bytes=moved))
+        self.counters.swaps += 1
+        self.counters.swap_out_bytes += moved
+        request.is_swapped = True
+        request.swap_step = 0
+
+    def swap_in(self, request: Request, match: PrefixMatch, root: Hashable | None) -> tuple[tuple[int, ...], ...]:
+        """Give a swapped request its blocks, to be filled by the next plan; returns its table."""
+        held = self.swap.get(request.request_id)
+        assert held is not None
+        table, copies = self.swap.back(request.request_id, request.num_tokens, match, root)
+        blocks = len(copies) // len(self.kv.specs)
+        moved = blocks * self._bytes_per_block
+        self.swaps_in += copies
+        self.swap_notes.append(SwapNote(request.request_id, blocks_in=blocks, num_bytes=moved))
+        self.counters.swap_in_bytes += moved
+        request.is_swapped = False
+        request.num_computed = held.num_tokens
+        return table
+
+    def lose_swapped(self, request: Request, cached: int = 0) -> None:
+        """What the host keeps of a request, if anything, is of no use; all but ``cached`` tokens is computed again."""
+        held = self.swap.drop(request.request_id)
+        request.is_swapped = False
+        if held is not None:
+            self.counters.recomputed_tokens += max(0, held.num_tokens - cached)
+
     def owing(self, plan: StepPlan) -> list[Request]:
         """Preempted requests for which a plan, now done, was still sampling."""
         self.owed = {rid: r for rid, r in self.owed.items() if r.state is State.WAITING and r.pending}
@@ -112,6 +165,7 @@ class SchedulerState:
         self.promises.withdraw(request)
         if request.state is State.WAITING:
             self.waiting.forget(request)
+            self.swap.drop(request.request_id)
         elif request.state is State.PREFILLING:
             del self.prefilling[request.request_id]
         elif request.state is State.DECODING:
@@ -150,6 +204,8 @@ class SchedulerState:
                     f"request {request.request_id} holds {self.kv.holds(request.request_id)} blocks "
                     f"for {tokens} tokens of which none may be missing or spare"
                 )
+        found.extend(self.swap.pool.problems(self.swap.slots()))
+        found.extend(f"request {rid} has KV on the host and does not wait" for rid in self.swap.request_ids() - waiting)
         if not self.requests and not self.flights and self.kv.num_free != self.kv.num_usable:
             found.append(f"nobody lives, but {self.kv.num_usable - self.kv.num_free} blocks are not free")
         return found

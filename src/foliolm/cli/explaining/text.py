@@ -19,6 +19,7 @@ MEANINGS = {
     "own_prefill": "computing its own prompt",
     "own_decode": "computing its own tokens",
     "recompute": "computing again what a preemption lost",
+    "swap": "its KV, or others' in steps with it, on the way to the host or back",
     "others_prefill": "in steps with it, others' prompts",
     "others_decode": "in steps with it, others' tokens",
     "skipped": "left out of steps",
@@ -75,6 +76,7 @@ def print_run(run: LedgerRun, said: Explanation, advised: Advised | None, why_no
         f"in steps {said.busy_s:.2f} s, between them {said.host_s:.2f} s, idle {said.idle_s:.2f} s; "
         f"budgets closed by: {share}; preemptions: {said.preemptions}"
     )
+    _print_gave_way(console, said)
     if said.point is not None:
         _print_point(console, said.point)
     if said.bandwidth_share is not None and said.flops_share is not None:
@@ -104,6 +106,23 @@ def print_request(run: LedgerRun, request_id: int) -> None:
     )
     for name, seconds, share in request_lines(timeline, labels):
         table.add_row(name, f"{seconds * 1e3:.3f}", f"{share:.1%}", MEANINGS.get(name.partition(":")[0], ""))
+    console.print(table)
+
+
+def _print_gave_way(console: Console, said: Explanation) -> None:
+    if not said.gave_way:
+        return
+    counts = ", ".join(f"{name} {count}" for name, count in sorted(said.treatments.items()))
+    moved = f"; {said.swapped_bytes / 1e6:.1f} MB moved to the host or back" if said.swapped_bytes else ""
+    title = f"Who gave way, and how ({counts}{moved})"
+    table = _table(title, "request", "step", "treatment", "swap", "recompute", "what for")
+    shown = said.gave_way[-10:]
+    for one in shown:
+        blocks = f"request {one.blocker} needed {one.needed} blocks, {one.available} were free"
+        costs = ["-" if cost is None else seconds_text(cost) for cost in (one.swap_s, one.recompute_s)]
+        table.add_row(str(one.request_id), str(one.step_id), one.treatment.replace("_", " "), *costs, blocks)
+    if said.preemptions > len(shown):
+        table.add_row("…", "", "", "", "", f"{said.preemptions - len(shown)} more before")
     console.print(table)
 
 
@@ -152,11 +171,15 @@ def effect_text(advice: Advice) -> str:
     return ", ".join(f"{METRIC_NAMES[name]} {advice.effect[name]:+.0%}" for name in names)
 
 
+LEFT_ALIGNED = frozenset(
+    ("part", "request", "what it is", "largest parts", "kind", "change", "predicted effect", "needs", "step")
+) | {"treatment", "what for"}
+
+
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
-    left = ("part", "request", "what it is", "largest parts", "kind", "change", "predicted effect", "needs", "step")
     for column in columns:
-        table.add_column(column, justify="left" if column in left else "right")
+        table.add_column(column, justify="left" if column in LEFT_ALIGNED else "right")
     return table
 
 

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import torch
+
 from foliolm.core.grammar import Grammars
-from foliolm.core.plan import Admission, DecodeRows, LogitsAt, Row, StepPlan
+from foliolm.core.plan import Admission, BlockSwap, DecodeRows, LogitsAt, Row, StepPlan
 from foliolm.core.result import StepResult
 from foliolm.core.sampling import SamplingParams
 from foliolm.executor.torch.kv_tensors import KVTensors
@@ -132,6 +134,19 @@ class TorchExecutor:
         No request may be live: blocks from 1 on are written.
         """
         return self._time_own(rows)
+
+    def time_swaps(self, blocks: int) -> float:
+        """Seconds to move so many logical blocks to the host and back; the fastest of three. None may be in use."""
+        swaps = [BlockSwap(group, block + 1, block) for group in range(len(self.kv.specs)) for block in range(blocks)]
+        best = float("inf")
+        for _ in range(3):
+            began = time.perf_counter()
+            self.kv.swap_out(swaps)
+            self.kv.swap_in(swaps)
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize(self.model.device)
+            best = min(best, time.perf_counter() - began)
+        return best
 
     def _run(self, plan: StepPlan, submitted: float) -> StepResult:
         # From completion to completion where a step waited for the one before it.

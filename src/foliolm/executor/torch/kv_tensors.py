@@ -63,9 +63,10 @@ class KVTensors:
         self._groups = [
             _zeros((spec.num_layers, 2, num_blocks, *block), dtype, device, big_pages=True) for spec in self.specs
         ]
-        host = torch.device("cpu")
+        # Memory that the device's copy engine reads without a copy in between.
+        pinned = device.type == "cuda"
         self._host = [
-            _zeros((spec.num_layers, 2, num_host_blocks, *block), dtype, host)
+            _host_zeros((spec.num_layers, 2, num_host_blocks, *block), dtype, pinned)
             for spec in (self.specs if num_host_blocks else ())
         ]
         self.layers = self._by_layer(layer_groups(shape))
@@ -129,6 +130,10 @@ def _by_group(moves: Sequence[Move]) -> list[tuple[int, list[Move]]]:
     for move in moves:
         groups.setdefault(move.group, []).append(move)
     return list(groups.items())
+
+
+def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, pinned: bool) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, pin_memory=True) if pinned else _zeros(shape, dtype, torch.device("cpu"))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, big_pages: bool = False) -> Tensor:

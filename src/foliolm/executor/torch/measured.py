@@ -11,6 +11,7 @@ import torch
 
 from foliolm.executor.torch.executor import TorchExecutor
 from foliolm.ledger.accounts import ModelAccount, account
+from foliolm.ledger.host_link import HostLink
 from foliolm.ledger.samples import Sample
 from foliolm.ledger.step_cost import StepCost
 from foliolm.model.decoder import DecoderModel
@@ -22,6 +23,8 @@ READ_BYTES = 64 << 20
 ENOUGH_SECONDS = 1.5
 """The measurement ends with the step in which this is exceeded."""
 ROUNDS = 3
+LINK_BLOCKS = 64
+"""Blocks that are moved to measure the way to the host."""
 
 
 def loaded_account(model: DecoderModel) -> ModelAccount:
@@ -98,6 +101,15 @@ def measure_steps(
         counts = cost.counts(decodes, [(new, context) for new, context in rows if new > 1])
         samples.append(Sample(replace(counts, sampled=len(rows)), seconds))
     return samples
+
+
+def measure_link(executor: TorchExecutor, num_host_blocks: int) -> HostLink | None:
+    """The way to the host's memory as block moves see it; None without a host pool. No request may be live."""
+    blocks = min(LINK_BLOCKS, num_host_blocks, executor.kv.num_blocks - 1)
+    if blocks < 1:
+        return None
+    moved = 2 * blocks * sum(spec.bytes_per_block(executor.kv.block_size) for spec in executor.kv.specs)
+    return HostLink(moved / executor.time_swaps(blocks), efficiency=1.0, copy_s=0.0, copies_per_block=1)
 
 
 def _shapes(tokens: int, seqs: int, length: int) -> list[list[tuple[int, int]]]:

@@ -17,6 +17,10 @@ CPU_KV_BYTES = 4 << 30
 """Most that the pool takes on a CPU unless the user says otherwise."""
 CPU_KV_SHARE = 4
 """The pool takes at most one part in so many of the memory that is there."""
+SWAP_BYTES = 4 << 30
+"""Most host memory for KV that gives way unless the user says otherwise."""
+CPU_SWAP_SHARE = 8
+"""On a CPU, where the host's memory is the device's, it is at most one part in so many of what is there."""
 CUDA_SLACK = 256 << 20
 """Left to the device's libraries and to fragmentation."""
 
@@ -149,6 +153,34 @@ def size_kv_pool(
         max_model_len=max_model_len,
         reason=reason,
     )
+
+
+def size_host_pool(memory: MemorySum, swap_space: float | None) -> tuple[int, str]:
+    """Slots of the host pool, and a sentence about it.
+
+    Args:
+        memory: the device's; the pool is never larger than the KV pool unless the user says so.
+        swap_space: GiB, as the user said; None: derived.
+
+    Raises:
+        ConfigError: more is asked for than the host has.
+    """
+    free = available_memory() - (memory.kv if memory.device == "cpu" else 0)
+    if swap_space is not None:
+        size = int(swap_space * 2**30)
+        if size > free:
+            raise ConfigError(
+                f"--swap-space is {swap_space:g} GiB; the host has {_size(max(0, free))} of memory to spare for it"
+            )
+        reason = "by --swap-space"
+    else:
+        size = min(SWAP_BYTES, memory.kv)
+        reason = f"the smaller of {_size(SWAP_BYTES)} and the KV pool"
+        if memory.device == "cpu" and free // CPU_SWAP_SHARE < size:
+            size = max(0, free // CPU_SWAP_SHARE)
+            reason = "an eighth of the memory available"
+    slots = size // (memory.bytes_per_token * memory.block_size)
+    return slots, f"host pool: {slots} blocks for KV that gives way, {_size(size)} ({reason})"
 
 
 def activation_bytes(model: DecoderModel, max_num_batched_tokens: int, max_num_seqs: int) -> int:

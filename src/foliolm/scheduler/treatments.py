@@ -1,0 +1,128 @@
+"""Who gives way when KV blocks run out, and how: swapped to the host or given up, by predicted cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foliolm.core.protocols import Prices
+from foliolm.scheduler.preemption import eligible_victims
+from foliolm.scheduler.request import Request, State
+from foliolm.scheduler.state import SchedulerState
+
+MOST_PRICED = 16
+"""Candidates, from the last in order on, whose treatments are compared: a bound on a step's work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """What is done to whom.
+
+    Attributes:
+        victim: the request.
+        swap: True: its KV moves to the host; False: it is given up.
+        reason: ``swap``, ``recompute``, or ``host_full``: swap was wanted and has no room.
+        num_computed: tokens whose KV it has.
+        predicted_s: seconds by treatment, where they are known.
+    """
+
+    victim: Request
+    swap: bool
+    reason: str
+    num_computed: int
+    predicted_s: tuple[tuple[str, float], ...] = ()
+
+
+class Treatments:
+    """Chooses victims and prices what may be done to them.
+
+    Args:
+        state: the scheduler's.
+        prices: predicts; None: nothing can be compared, and ``auto`` gives KV up.
+    """
+
+    def __init__(self, state: SchedulerState, prices: Prices | None) -> None:
+        self._state = state
+        self._config = state.config
+        self._prices = prices
+
+    def choose(self) -> Treatment | None:
+        """The next request that gives way, and how; None where nobody may be asked to."""
+        state = self._state
+        candidates = eligible_victims(state.running(), self._config, state.decodes.tick)
+        if not candidates:
+            return None
+        policy = self._config.preemption_victim
+        if policy == "least-computed":
+            return self._treat(min(reversed(candidates), key=lambda request: self._computed(request)))
+        if policy == "last" or self._prices is None or not self._prices.known:
+            return self._treat(candidates[-1])
+        return self._cheapest(candidates)
+
+    def _cheapest(self, candidates: Sequence[Request]) -> Treatment:
+        """The least seconds for each block that becomes free, among the last in order of the least important."""
+        worst = candidates[-1].order[0]
+        last = [request for request in candidates[-MOST_PRICED:] if request.order[0] == worst]
+        best, best_price = None, float("inf")
+        for request in reversed(last):
+            freed = self._state.kv.holds(request.request_id) - self._state.kv.num_shared(request.request_id)
+            if not freed:
+                continue
+            treatment = self._treat(request)
+            costs = dict(treatment.predicted_s)
+            price = costs.get("swap" if treatment.swap else "recompute", 0.0) / freed
+            if price < best_price:
+                best, best_price = treatment, price
+        return best or self._treat(candidates[-1])
+
+    def _treat(self, victim: Request) -> Treatment:
+        """Price both treatments of one request, and take the cheaper, or what the mode says."""
+        swap, mode = self._state.swap, self._config.preemption_mode
+        computed = self._computed(victim)
+        blocks = swap.slots_for(victim.request_id, computed)
+        has_room = 0 < blocks <= self._state.host_room(blocks)
+        predicted: tuple[tuple[str, float], ...] = ()
+        cheaper = False
+        if self._prices is not None and self._prices.known:
+            swap_s = self._prices.swap(blocks)
+            recompute_s = self._recompute_s(victim, computed)
+            cheaper = swap_s <= recompute_s
+            predicted = (("recompute", recompute_s),)
+            if swap.pool.num_slots and swap_s < float("inf"):
+                predicted = (("swap", swap_s), *predicted)
+        wanted = blocks > 0 and bool(swap.pool.num_slots) and (mode == "swap" or (mode == "auto" and cheaper))
+        if wanted and has_room:
+            return Treatment(victim, True, "swap", computed, predicted)
+        return Treatment(victim, False, "host_full" if wanted else "recompute", computed, predicted)
+
+    def _recompute_s(self, victim: Request, computed: int) -> float:
+        """Seconds that the others' steps take longer while it is computed again, less what the cache gives back."""
+        assert self._prices is not None
+        decodes = self._state.decodes
+        count, context = len(decodes), decodes.context_tokens
+        if victim.state is State.DECODING:
+            count, context = count - 1, context - computed
+        return self._prices.recompute(computed, self._given_back(victim, computed), count, context)
+
+    def _given_back(self, victim: Request, computed: int) -> int:
+        """Tokens that the prefix cache is likely to give back when it returns.
+
+        What others hold stays. Its own published blocks become idle, the newest of all idle ones: until some running
+        request ends and makes room for it, the others grow into what is free now, and then into these, tail first.
+        """
+        kv = self._state.kv
+        size = self._config.block_size
+        published = kv.num_published(victim.request_id)
+        if not published:
+            return 0
+        shared = kv.num_shared(victim.request_id)
+        others = [request for request in self._state.decodes.members.values() if request is not victim]
+        ticks = min((request.end_tick for request in others), default=0) - self._state.decodes.tick + 1
+        growth = len(others) * max(0, ticks) // size
+        lost = max(0, growth - kv.num_free)
+        return min(computed, size * max(shared, published - lost))
+
+    def _computed(self, request: Request) -> int:
+        if request.state is State.DECODING:
+            return request.offset + self._state.decodes.tick
+        return request.num_computed
