@@ -48,8 +48,6 @@ NAMES = {
 }
 # Names that are promised for features which are not there yet: a name may move up once it has numbers.
 LATER = {
-    "swap_in_bytes": "swapping",
-    "swap_out_bytes": "swapping",
     "lora_adapter_bytes_read": "adapters",
 }
 
