@@ -1,6 +1,6 @@
 """No advice without proof: what ``foliolm explain`` predicts of its suggestions, and what they do on the real engine.
 
-    python benchmarks/explain_effects.py [--scale 1.0] [--repeats 2] [--json]
+    python benchmarks/explain_effects.py [--scale 1.0] [--repeats 2] [--run NAME] [--json]
 
 Three runs are recorded (a long prompt among streams, a pool too small, too many sequences). For each, the best
 suggestion's changed settings serve the same arrivals for real; predicted and measured change of its goal are printed,
@@ -52,10 +52,13 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--scale", type=float, default=1.0, help="longer or shorter answers")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--run", action="append", help="only this run; may be given several times")
     parser.add_argument("--json", action="store_true", help="one line of JSON on stdout")
     args = parser.parse_args()
     report = {}
     for name, (settings, jobs) in runs(args.scale).items():
+        if args.run and name not in args.run:
+            continue
         before = [record(args.model, settings, jobs) for _ in range(args.repeats)]
         advised = advise(before[0])
         if not advised.advice:

@@ -20,6 +20,7 @@ TRUTH = {
     "step_s": 3e-3,
     "layer_s": 0.0,
     "sequence_s": 2e-4,
+    "chunk_s": 1e-3,
     "weights": 0.55,
     "matmul": 0.35,
     "kv_decode": 0.7,
@@ -37,6 +38,7 @@ def test_known_coefficients_come_back(model):
     # A step of 64 rows takes tens of milliseconds: of those 3 ms and 64 · 0.2 ms are the host's.
     assert found.cost.coefficients.step_s == pytest.approx(TRUTH["step_s"], rel=0.05, abs=1e-4)
     assert found.cost.coefficients.sequence_s == pytest.approx(TRUTH["sequence_s"], rel=0.05, abs=1e-5)
+    assert found.cost.coefficients.chunk_s == pytest.approx(TRUTH["chunk_s"], rel=0.05, abs=1e-5)
     for name in ("weights", "matmul", "kv_decode", "kv_mixed", "attention"):
         assert getattr(found.cost.coefficients, name) == pytest.approx(TRUTH[name], rel=0.05), name
     assert found.errors["all"].median < 0.005

@@ -22,12 +22,23 @@ from foliolm.ledger.step_cost import Coefficients, StepCost
 
 Floats = npt.NDArray[np.float64]
 
-RATES = ("step_s", "sequence_s", "token_s", "weights", "matmul", "kv_decode", "kv_mixed", "attention", "prefix_reads")
+RATES = (
+    "step_s",
+    "sequence_s",
+    "token_s",
+    "chunk_s",
+    "weights",
+    "matmul",
+    "kv_decode",
+    "kv_mixed",
+    "attention",
+    "prefix_reads",
+)
 """What is fitted, as seconds a unit of work; efficiencies are their inverses."""
 STAGES = (
     ("decode", ("step_s", "sequence_s", "weights", "matmul", "kv_decode")),
     ("prefill", ("token_s", "matmul", "attention", "prefix_reads")),
-    ("mixed", ("kv_mixed",)),
+    ("mixed", ("chunk_s", "kv_mixed")),
     ("all", RATES),
 )
 FEWEST = 3
@@ -228,6 +239,7 @@ class _Fit:
             "layer_s": 0.0,
             "sequence_s": rates["sequence_s"],
             "token_s": rates["token_s"],
+            "chunk_s": rates["chunk_s"],
             "weights": _efficiency(rates["weights"], bandwidth),
             "matmul": _efficiency(rates["matmul"], flops),
             "kv_decode": _efficiency(rates["kv_decode"], bandwidth),
@@ -281,6 +293,7 @@ def _work_of(cost: StepCost, sample: Sample) -> dict[str, float]:
         "step_s": 1.0,
         "sequence_s": counts.sequences,
         "token_s": counts.new_tokens,
+        "chunk_s": len(counts.prefills),
         "weights": weight_bytes_per_step(model, counts.new_tokens, counts.sampled > 0),
         "matmul": linear_flops(model, counts.new_tokens, counts.sampled),
         "kv_decode": 0.0 if counts.prefills else kv_bytes,
@@ -296,6 +309,7 @@ def _rates_of(cost: StepCost) -> dict[str, float]:
         "step_s": c.step_s + c.layer_s * cost.model.num_layers,
         "sequence_s": c.sequence_s,
         "token_s": c.token_s,
+        "chunk_s": c.chunk_s,
         "weights": 1 / (c.weights * cost.bandwidth),
         "matmul": 1 / (c.matmul * cost.flops),
         "kv_decode": 1 / (c.kv_decode * cost.bandwidth),

@@ -115,7 +115,7 @@ class Shares:
         for window, pair, prefix in zip(self._windows, self._pair_s, self._prefix_s, strict=True):
             seconds = seconds + pair * _pairs(new, context, window)
             seconds = seconds + prefix * (context if window is None else np.minimum(context, window))
-        return np.where(new == 1, self.decode_attention(context, mixed), seconds)
+        return np.where(new == 1, self.decode_attention(context, mixed), seconds + self.cost.coefficients.chunk_s)
 
     @staticmethod
     def split(times: Ints, whole: Floats, alone: Floats, without_prefill: Floats, without_decode: Floats) -> Split:

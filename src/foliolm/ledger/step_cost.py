@@ -32,6 +32,7 @@ class Coefficients:
         layer_s: host and launch seconds of a layer, part of t0. Prior: 32.1 µs (the same fit).
         sequence_s: ts, host seconds a sequence. Prior: 4.4 µs (the same fit).
         token_s: tt, host seconds a new token. Prior: none.
+        chunk_s: seconds to start a prefill chunk's attention, where it runs apart from the decodes'. Prior: none.
         weights: ew, share of the bandwidth at which weights are read. Prior 0.8 (aiconfigurator).
         matmul: ef, share of the peak FLOP/s in matrix products. Prior 0.6, between 0.45 (inference-sim, H100 prefill)
             and 0.7 (llm-analysis).
@@ -47,6 +48,7 @@ class Coefficients:
     layer_s: float = 32.1e-6
     sequence_s: float = 4.4e-6
     token_s: float = 0.0
+    chunk_s: float = 0.0
     weights: float = 0.8
     matmul: float = 0.6
     kv_decode: float = 0.9
@@ -100,7 +102,7 @@ class StepTerms:
         linears: matrix products: the root of the sum of the squares of reading their weights and computing them, by
             the measured table's factor where there is one.
         decode_attention: decode rows reading their KV (or computing on it, where that takes longer).
-        prefill_attention: FLOPs of the chunks' attention.
+        prefill_attention: FLOPs of the chunks' attention, and what it takes to start each.
         prefix_read: chunks reading the KV of their cached tokens.
         all_reduce: tensor parallelism's exchanges.
         lora: adapters' bytes and FLOPs.
@@ -198,7 +200,7 @@ class StepCost:
         """Predicted seconds of a step by term.
 
         ``t = t0 + B·ts + N·tt + sqrt((W/(ew·BW))² + (2·(P_body·N + P_head·S)/(ef·F))²) + Σ_l D_l·k_l/(ek·BW)
-        + Σ_l 2·heads·(d_qk+d_v)·Σ_i(p_i·c_i + p_i²/2)/(ea·F) + r·Σ c_i·k/BW + all-reduce + LoRA + swaps``
+        + Σ_l 2·heads·(d_qk+d_v)·Σ_i(p_i·c_i + p_i²/2)/(ea·F) + P·tc + r·Σ c_i·k/BW + all-reduce + LoRA + swaps``
 
         The root joins two costs that overlap but for their smaller share near the ridge. A step without rows is free.
         """
@@ -281,7 +283,9 @@ class StepCost:
         return seconds
 
     def _prefill_attention(self, counts: StepCounts) -> float:
-        return self.prefill_attention_flops(counts) / (self.coefficients.attention * self.attention_peak)
+        c = self.coefficients
+        computed = self.prefill_attention_flops(counts) / (c.attention * self.attention_peak)
+        return computed + c.chunk_s * len(counts.prefills)
 
     def prefill_attention_flops(self, counts: StepCounts) -> float:
         """FLOPs of the chunks' attention over all layers."""
