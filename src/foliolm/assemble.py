@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from foliolm.core.clock import MonotonicClock
 from foliolm.core.config import EngineConfig
 from foliolm.core.errors import ConfigError
-from foliolm.core.resolve import Limits, SchedulerConfig, resolve_limits, resolve_scheduler
+from foliolm.core.resolve import Limits, SchedulerConfig, default_budget, resolve_limits, resolve_scheduler
 from foliolm.engine.engine import Engine, EngineInfo
 from foliolm.executor.cost import CostExecutor
 from foliolm.kv import KVManager
@@ -30,15 +30,18 @@ from foliolm.version import __version__
 if TYPE_CHECKING:
     from foliolm.core.grammar import Grammars
     from foliolm.core.kvspec import KVSpec
-    from foliolm.core.protocols import Clock, Executor
+    from foliolm.core.protocols import Clock, CostModel, Executor
     from foliolm.executor.cost import AdvancingClock
     from foliolm.executor.torch.executor import TorchExecutor
     from foliolm.executor.torch.memory import MemorySum
     from foliolm.model.decoder import DecoderModel
+    from foliolm.plan.setting import MemoryOptions, Setting
     from foliolm.weights.checkpoint import ModelFiles
 
 RATE_CHUNK = 256
 """Tokens of the prompt chunk by which the device's prefill rate is measured: long enough to be compute-bound."""
+PRESET_CHUNK = 2048
+"""The same where the device is only described, by its step cost."""
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +140,61 @@ class Books:
     itl_target_ms: float | None = None
 
 
+def virtual_scheduler(
+    config: EngineConfig, setting: Setting, cost: StepCost, memory: MemoryOptions | None = None
+) -> tuple[SchedulerConfig, tuple[str, ...]]:
+    """What the scheduler runs with where the device is only described: as for a real engine, by the memory sum.
+
+    Args:
+        config: the settings; device and model are those of ``setting``.
+        setting: the model as it would be served, and the device.
+        cost: predicts the prefill rate, from which an unset token budget follows.
+        memory: what of the device's memory is not known by its description; None: the defaults.
+
+    Returns:
+        The settings, and a sentence for each that was derived.
+
+    Raises:
+        ConfigError: settings contradict each other, the model or the memory.
+    """
+    from foliolm.ledger.treatments import prefill_seconds
+    from foliolm.plan.setting import MemoryOptions, memory_of
+
+    limits = resolve_limits(config, setting.shape.max_position_embeddings)
+    rate = PRESET_CHUNK / prefill_seconds(cost, PRESET_CHUNK)
+    budget = limits.max_num_batched_tokens or default_budget(rate, limits.max_num_seqs)
+    per_block = config.block_size * setting.account.kv_bytes_per_token
+    if config.num_gpu_blocks_override is not None:
+        num_blocks = config.num_gpu_blocks_override + 1
+        why = f"KV pool: {num_blocks - 1} blocks, by --num-gpu-blocks-override"
+    elif config.kv_cache_memory_bytes is not None:
+        num_blocks = config.kv_cache_memory_bytes // per_block
+        why = f"KV pool: {num_blocks - 1} blocks, by --kv-cache-memory-bytes"
+    else:
+        options = replace(
+            memory or MemoryOptions(),
+            gpu_memory_utilization=None if setting.need_device().kind == "cpu" else config.gpu_memory_utilization,
+            max_num_batched_tokens=budget,
+            max_num_seqs=limits.max_num_seqs,
+        )
+        found = memory_of(setting, options)
+        num_blocks = max(0, found.kv_pool) // per_block
+        parts = {"weights": found.weights, "activations": found.activations, "reserve": found.reserve}
+        said = ", ".join(f"{name} {value / 2**30:.2f} GiB" for name, value in parts.items())
+        why = f"KV pool: {num_blocks - 1} blocks, of {found.memory / 2**30:.2f} GiB less {said}"
+    if num_blocks < 2:
+        raise ConfigError(f"no KV fits the device: {why}")
+    settings, reasons = resolve_scheduler(config, limits, num_blocks, rate)
+    return settings, (why, *limits.reasons, *reasons)
+
+
 def build_virtual_engine(
-    settings: SchedulerConfig, books: Books, clock: AdvancingClock, host_s: float = 0.0, depth: int = 0
+    settings: SchedulerConfig,
+    books: Books,
+    clock: AdvancingClock,
+    host_s: float = 0.0,
+    depth: int = 0,
+    times: CostModel | None = None,
 ) -> Engine:
     """An engine whose steps take the time that a step cost says: everything but executor and clock is the real one.
 
@@ -148,12 +204,14 @@ def build_virtual_engine(
         clock: virtual; the executor advances it.
         host_s: seconds that the host needs between two steps.
         depth: steps in flight while the next is planned.
+        times: what steps really take, where that is not what the books' step cost predicts: measured kernels, or a
+            recorded run.
     """
     model = books.cost.model
     info = EngineInfo(
         model.name, settings.max_model_len, model.vocab_size, settings.block_size, settings.num_blocks - 1
     )
-    executor = CostExecutor(PlanCost(books.cost), clock, host_s)
+    executor = CostExecutor(times or PlanCost(books.cost), clock, host_s)
     return _compose(settings, model.kv, executor, clock, info, books, depth)
 
 
@@ -288,7 +346,6 @@ def _prefill_rate(model: DecoderModel, block_size: int) -> float:
 
 
 def _size_pool(config: EngineConfig, limits: Limits, model: DecoderModel, rate: float | None) -> MemorySum:
-    from foliolm.core.resolve import default_budget
     from foliolm.executor.torch.memory import size_kv_pool
 
     budget = limits.max_num_batched_tokens or default_budget(rate or 0.0, limits.max_num_seqs)

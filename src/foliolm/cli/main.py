@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 
 import typer
@@ -19,8 +20,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("foliolm.cli.demo", "demo", "Start a server, stream eight answers at once, show the times, stop it."),
     "explain": ("foliolm.cli.explain", "explain", "Where a recorded run's time went, and what to change."),
     "calibrate": ("foliolm.cli.calibrate", "calibrate", "Fit the step cost to a ledger's steps, or to a vLLM log."),
+    "validate": ("foliolm.cli.validate", "validate", "Measured runs again in virtual time, and how far off that is."),
     "plan": ("foliolm.cli.plan", "app", "What a model needs on a device, and what binds it: arithmetic only."),
-    "simulate": ("foliolm.cli.simulate", "app", "What a workload comes to, without a device."),
+    "simulate": ("foliolm.cli.simulate", "app", "What a workload will do on a device, ahead of time."),
     "probe": ("foliolm.cli.probe", "probe", "Measure this machine's memory and matmul rates."),
 }
 
@@ -48,7 +50,9 @@ def build_app(chosen: str | None) -> typer.Typer:
             continue
         loaded = getattr(importlib.import_module(module), attribute)
         if isinstance(loaded, typer.Typer):
-            app.add_typer(loaded, name=name, help=text)
+            own = loaded.registered_callback
+            about = own.callback.__doc__ if own is not None and own.callback is not None else None
+            app.add_typer(loaded, name=name, help=inspect.cleandoc(about) if about else text)
         else:
             app.command(name)(loaded)
 

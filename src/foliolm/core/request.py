@@ -35,6 +35,8 @@ class EngineRequest:
         adapter: load id of a LoRA adapter, or None for the bare model.
         cache_salt: keeps prefixes apart between those who give different salts.
         share_prefix: its prefix may be found by, and taken from, others; False where token ids have no meaning.
+        answer_token_ids: what it will have been answered, where a virtual run knows that: tokens sampled there have no
+            content, and blocks of an answer are shared only if it is given here. A real engine samples its own.
     """
 
     request_id: int
@@ -48,6 +50,7 @@ class EngineRequest:
     cache_salt: str | None = None
     share_prefix: bool = True
     sent_ns: int = 0
+    answer_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class Request:
         order: sort key; smaller runs earlier. Kept through preemption.
         state: where it is.
         tokens: prompt and committed outputs; in virtual time the prompt alone.
+        content: what its blocks are known by once they are written: ``tokens`` themselves, and in virtual time those
+            of an answer that is known before.
         num_prompt, num_tokens, num_computed: counts, see above.
         limit: most tokens that it may ever have, prompt included.
         offset, join_tick, end_tick: while DECODING: context minus tick; its first tick; the tick that samples its last
@@ -54,6 +56,7 @@ class Request:
     __slots__ = (
         "admitted_ns",
         "chain_hashes",
+        "content",
         "end_tick",
         "first_token_ns",
         "is_swapped",
@@ -93,6 +96,7 @@ class Request:
         self.order = order
         self.state = State.WAITING
         self.tokens = list(source.prompt_token_ids)
+        self.content = [*self.tokens, *source.answer_token_ids] if source.answer_token_ids else self.tokens
         self.num_prompt = len(self.tokens)
         self.num_tokens = self.num_prompt
         self.num_computed = 0

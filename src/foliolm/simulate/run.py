@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from foliolm.core.errors import QueueFullError, RequestError
-from foliolm.core.record import RequestRecord
+from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.request import EngineRequest
 from foliolm.engine.engine import Engine
 from foliolm.simulate.clock import VirtualClock
@@ -35,8 +36,8 @@ class VirtualRun:
 
     Attributes:
         start_ns, end_ns: the first arrival, and the last commit.
-        finished: requests that ended, in the order in which they did.
-        refused: (request id, sentence) of those that the scheduler did not take.
+        finished: requests that ended, in the order in which they did; empty where somebody watched.
+        refused: (request id, sentence) of those that the scheduler did not take; empty where somebody watched.
     """
 
     start_ns: int = 0
@@ -45,57 +46,174 @@ class VirtualRun:
     refused: list[tuple[int, str]] = field(default_factory=list)
 
 
+class Watch(Protocol):
+    """Told of everything as it happens, so that a run of any length needs no memory for what is over."""
+
+    def stepped(self, record: StepRecord) -> None:
+        """A step was committed."""
+        ...
+
+    def leapt(self, leap: Leap) -> None:
+        """Like decode steps were committed all at once."""
+        ...
+
+    def ended(self, record: RequestRecord) -> None:
+        """A request ended."""
+        ...
+
+    def refused(self, request_id: int, why: str, now: int) -> None:
+        """The scheduler did not take a request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """Decode steps of the same requests with nothing else in them.
+
+    Attributes:
+        start_ns: the clock before them.
+        times_ns: what each takes; they follow upon each other after ``host_ns`` each.
+        host_ns: between two steps.
+        num_decodes: rows in each.
+        kv_blocks_used: in use after each.
+        num_waiting: requests that waited meanwhile.
+    """
+
+    start_ns: int
+    times_ns: Sequence[int]
+    host_ns: int
+    num_decodes: int
+    kv_blocks_used: Sequence[int]
+    num_waiting: int
+
+
 Following = Callable[[RequestRecord, int], Iterable[Arrival]]
+RefusedFollowing = Callable[[int, int], Iterable[Arrival]]
 
 
 def run_arrivals(
-    engine: Engine, clock: VirtualClock, arrivals: Iterable[Arrival], following: Following | None = None
+    engine: Engine,
+    clock: VirtualClock,
+    arrivals: Iterable[Arrival],
+    following: Following | None = None,
+    watch: Watch | None = None,
+    after_refusal: RefusedFollowing | None = None,
 ) -> VirtualRun:
     """Serve arrivals until nobody is left. Same inputs give the same run, to the nanosecond.
 
     Args:
         engine: with a `CostExecutor` on the same clock.
         clock: is advanced.
-        arrivals: in any order.
+        arrivals: a list in any order, or a stream in order of time, of which only what is due is taken.
         following: may answer an end with more arrivals (a closed loop): called with the record and the time.
+        watch: is told of everything.
+        after_refusal: as ``following``, with the refused request's id.
 
     Raises:
         RuntimeError: the engine has work and can never get on with it.
     """
-    numbers = itertools.count()
-    due = [(arrival.time_ns, next(numbers), arrival) for arrival in arrivals]
-    heapq.heapify(due)
-    aborts: list[tuple[int, int]] = []
-    run = VirtualRun(due[0][0] if due else clock.now())
-    while due or engine.has_work:
-        if not engine.has_work:
-            clock.advance_to(due[0][0])
-        while due and due[0][0] <= clock.now():
-            _take(engine, heapq.heappop(due)[2], aborts, run)
-        while aborts and aborts[0][0] <= clock.now():
-            engine.abort([heapq.heappop(aborts)[1]])
-        in_flight = len(engine.in_flight)
-        engine.step()
-        ended = engine.take_finished()
-        run.finished += ended
-        for record in ended if following is not None else ():
-            for arrival in following(record, clock.now()):  # type: ignore[misc]
-                heapq.heappush(due, (max(arrival.time_ns, clock.now()), next(numbers), arrival))
-        stalled = engine.last_record is None and not ended and len(engine.in_flight) == in_flight
-        if stalled and engine.has_work:
-            later = [entry[0] for entry in due[:1]] + [entry[0] for entry in aborts[:1]]
-            if not later:
-                raise RuntimeError("the engine has work, but nothing to run and nothing to wait for")
-            clock.advance_to(min(later))
-    run.end_ns = clock.now()
-    return run
+    return _Run(engine, clock, arrivals, following, watch, after_refusal).run()
 
 
-def _take(engine: Engine, arrival: Arrival, aborts: list[tuple[int, int]], run: VirtualRun) -> None:
-    try:
-        engine.add([replace(arrival.request, sent_ns=arrival.time_ns)])
-    except (RequestError, QueueFullError) as error:
-        run.refused.append((arrival.request.request_id, str(error)))
-        return
-    if arrival.abort_ns is not None:
-        heapq.heappush(aborts, (arrival.abort_ns, arrival.request.request_id))
+class _Run:
+    """The loop's state; see ``run_arrivals``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: VirtualClock,
+        arrivals: Iterable[Arrival],
+        following: Following | None,
+        watch: Watch | None,
+        after_refusal: RefusedFollowing | None,
+    ) -> None:
+        self.engine, self.clock, self.watch = engine, clock, watch
+        self.following, self.after_refusal = following, after_refusal
+        if isinstance(arrivals, Sequence):
+            arrivals = sorted(arrivals, key=lambda arrival: arrival.time_ns)
+        self.stream: Iterator[Arrival] = iter(arrivals)
+        self.next = next(self.stream, None)
+        self.numbers = itertools.count()
+        self.followers: list[tuple[int, int, Arrival]] = []
+        self.aborts: list[tuple[int, int]] = []
+
+    def run(self) -> VirtualRun:
+        engine, clock = self.engine, self.clock
+        due = self.due()
+        run = VirtualRun(clock.now() if due is None else due)
+        while (due := self.due()) is not None or engine.has_work:
+            if not engine.has_work and due is not None:
+                clock.advance_to(due)
+            now = clock.now()
+            while due is not None and due <= now:
+                self.take(self.pop(), run)
+                due = self.due()
+            while self.aborts and self.aborts[0][0] <= now:
+                engine.abort([heapq.heappop(self.aborts)[1]])
+            in_flight = len(engine.in_flight)
+            engine.step()
+            if self.watch is not None and engine.last_record is not None:
+                self.watch.stepped(engine.last_record)
+            ended = engine.take_finished()
+            if ended:
+                self.close(ended, run)
+            elif engine.last_record is None and len(engine.in_flight) == in_flight and engine.has_work:
+                self.wait()
+        run.end_ns = clock.now()
+        return run
+
+    def due(self) -> int | None:
+        """When the next arrival is due, or None where there is none."""
+        if self.next is None:
+            return self.followers[0][0] if self.followers else None
+        if self.followers and self.followers[0][0] < self.next.time_ns:
+            return self.followers[0][0]
+        return self.next.time_ns
+
+    def pop(self) -> Arrival:
+        """The next arrival; of two at one time, the one that depends on nobody."""
+        if self.next is None or (self.followers and self.followers[0][0] < self.next.time_ns):
+            return heapq.heappop(self.followers)[2]
+        arrival, self.next = self.next, next(self.stream, None)
+        return arrival
+
+    def push(self, arrivals: Iterable[Arrival]) -> None:
+        """Arrivals that follow upon an end: not before it."""
+        now = self.clock.now()
+        for arrival in arrivals:
+            heapq.heappush(self.followers, (max(arrival.time_ns, now), next(self.numbers), arrival))
+
+    def take(self, arrival: Arrival, run: VirtualRun) -> None:
+        """Hand an arrival to the engine."""
+        request = arrival.request
+        if request.sent_ns != arrival.time_ns:
+            request = replace(request, sent_ns=arrival.time_ns)
+        try:
+            self.engine.add([request])
+        except (RequestError, QueueFullError) as error:
+            if self.watch is None:
+                run.refused.append((request.request_id, str(error)))
+            else:
+                self.watch.refused(request.request_id, str(error), self.clock.now())
+            if self.after_refusal is not None:
+                self.push(self.after_refusal(request.request_id, self.clock.now()))
+            return
+        if arrival.abort_ns is not None:
+            heapq.heappush(self.aborts, (arrival.abort_ns, request.request_id))
+
+    def close(self, ended: list[RequestRecord], run: VirtualRun) -> None:
+        """Tell of those that ended, and take what follows."""
+        for record in ended:
+            if self.watch is None:
+                run.finished.append(record)
+            else:
+                self.watch.ended(record)
+            if self.following is not None:
+                self.push(self.following(record, self.clock.now()))
+
+    def wait(self) -> None:
+        """Nothing ran and nothing ended: time goes on to whatever comes next."""
+        later = [time for time in (self.due(), self.aborts[0][0] if self.aborts else None) if time is not None]
+        if not later:
+            raise RuntimeError("the engine has work, but nothing to run and nothing to wait for")
+        self.clock.advance_to(min(later))

@@ -1,0 +1,1 @@
+"""What ``foliolm simulate``, ``validate`` and ``bench`` share."""

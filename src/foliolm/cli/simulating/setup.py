@@ -1,0 +1,112 @@
+"""From the command line to a machine that can be simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from foliolm.assemble import Books, virtual_scheduler
+from foliolm.cli.flags import FlagGroup
+from foliolm.cli.planning.options import bytes_of_gib, model_shape
+from foliolm.core.config import EngineConfig
+from foliolm.core.errors import ConfigError
+from foliolm.ledger.cost_file import load_cost
+from foliolm.plan.setting import MemoryOptions, Setting
+from foliolm.shape.load import load_device
+from foliolm.simulate.outcome import Machine
+from foliolm.simulate.workload.options import WorkloadOptions
+
+WORKLOAD_FLAGS = FlagGroup("workload", WorkloadOptions, "Workload")
+ENGINE_FLAGS = FlagGroup(
+    "settings",
+    EngineConfig,
+    "Engine, as for serve",
+    # What has no meaning where no weights are read and no text is made.
+    frozenset(
+        {"model", "served_model_name", "load_format", "dtype", "device", "num_threads", "generation_config"}
+        | {"chat_template", "tool_call_parser", "self_calibration", "step_cost", "seed", "ledger"}
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What is simulated, before any batching is chosen.
+
+    Attributes:
+        setting: model and device.
+        other_gib: GiB of the device that nothing here accounts for; None: the planner's default.
+        cost: a calibrated step cost, or None.
+        kernels: folder of measured kernel times, or None.
+        ledger: a folder for the books, or None.
+    """
+
+    setting: Setting
+    other_gib: float | None = None
+    cost: Path | None = None
+    kernels: Path | None = None
+    ledger: Path | None = None
+
+    def machine(self, settings: Mapping[str, Any]) -> tuple[Machine, tuple[str, ...]]:
+        """The machine under some engine flags, and a sentence for each value that was derived."""
+        config = EngineConfig(model=self.setting.shape.name, **settings)
+        setting = replace(self.setting, block_size=config.block_size)
+        cost, source, host_s, times, about = setting.cost, "default", 0.0, None, PRESET_ERROR
+        if self.cost is not None:
+            held = load_cost(self.cost, setting.account)
+            cost, source, host_s = held.cost, "file", held.host_gap_s
+            about = f"step cost: {self.cost}, fitted to {held.fitted_from}"
+        if self.kernels is not None:
+            from foliolm.ledger.kernel_cost import HostTimes, KernelCost
+            from foliolm.simulate.profiles import find_profile
+
+            profile = find_profile(self.kernels, setting.need_device().id, setting.shape, setting.tensor_parallel_size)
+            c = cost.coefficients
+            host = HostTimes(c.step_s, c.sequence_s, c.link * (cost.peer_link or 0.0), c.collective_s)
+            times = KernelCost(profile, setting.shape, cost, host)
+            about = f"step cost: measured kernels of {profile.folder}, and the host's times of the {source} step cost"
+        memory = None
+        if self.other_gib is not None:
+            memory = MemoryOptions(other_bytes=bytes_of_gib("other_gib", self.other_gib))
+        scheduler, reasons = virtual_scheduler(config, setting, cost, memory)
+        ledger = None if self.ledger is None else str(self.ledger)
+        books = Books(cost, source, ledger=ledger, itl_target_ms=config.itl_target_ms)
+        return Machine(scheduler, books, host_s, config.pipeline_depth, times), (about, *reasons)
+
+
+PRESET_ERROR = (
+    "step cost: the preset's peaks and default efficiencies, nothing measured: expect step times within about a third "
+    "of the truth; calibrate (foliolm calibrate), or give measured kernels, for better"
+)
+
+
+def describe(
+    model: str | None,
+    device: str | None,
+    quantization: str | None,
+    kv_cache_dtype: str,
+    tensor_parallel_size: int,
+    other_gib: float | None,
+    cost: Path | None,
+    kernels: Path | None,
+    ledger: Path | None,
+) -> Described:
+    """Load what the options name.
+
+    Raises:
+        ConfigError: something is missing or unknown.
+    """
+    if model is None:
+        raise ConfigError("give --model (a preset such as qwen3-8b, a config.json, a folder or a GGUF file)")
+    if device is None:
+        raise ConfigError("give --device (a preset such as h100-sxm, a JSON file, or this-machine)")
+    setting = Setting(
+        shape=model_shape(model),
+        device=load_device(device),
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    return Described(setting, other_gib, cost, kernels, ledger)
