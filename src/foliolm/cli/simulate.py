@@ -44,9 +44,7 @@ def _simulate(
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(
-            help="The same workload under ways of batching: static,prefill-first,mixed,chunked (some or all)."
-        ),
+        typer.Option(help="One workload under ways of batching: some of static,prefill-first,mixed,chunked."),
     ] = None,
     ledger: Annotated[Path | None, typer.Option(help="Write the engine's books here, for foliolm explain.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the run (.png or .svg).")] = None,

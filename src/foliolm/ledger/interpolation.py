@@ -19,7 +19,7 @@ class Curve:
         self._known: dict[float, float] = {}
 
     def __call__(self, x: float) -> float:
-        """The value at ``x``; below the first point the first value, beyond the last on by the last slope but never down."""
+        """The value at ``x``; below all points the first value, beyond them on by the last slope, but never down."""
         known = self._known.get(x)
         if known is None:
             known = self._known[x] = self._look_up(x)
@@ -46,7 +46,7 @@ class Grid:
     def __init__(self, axes: Sequence[Sequence[int]], values: Sequence[float]) -> None:
         self.axes = [list(axis) for axis in axes]
         self.values = list(values)
-        self._strides = []
+        self._strides: list[int] = []
         stride = 1
         for axis in reversed(self.axes):
             self._strides.insert(0, stride)

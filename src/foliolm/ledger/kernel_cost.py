@@ -109,7 +109,8 @@ class KernelCost:
             times = layers - self._routed if name in MLP else layers
             total += calls * times * curve(tokens)
         if self._routed:
-            assert self.shape.moe is not None and tables.experts is not None
+            assert self.shape.moe is not None
+            assert tables.experts is not None
             every = tokens * self._expert_ranks
             reached = distinct_experts(self.shape.moe.num_experts, self.shape.moe.experts_per_token, every)
             # A rank has its share of the experts, and of the rows that all ranks send to them.

@@ -165,7 +165,7 @@ def _attention(path: Path) -> tuple[Grid, Grid, Grid]:
     for line, row in enumerate(_rows(path, names), 2):
         chunk, cached, decodes, context, time_us = _numbers(path, line, row, names)
         points[int(chunk), int(cached), int(decodes), int(context)] = time_us * _US
-    parts = (
+    parts: tuple[dict[tuple[int, ...], float], ...] = (
         {key[2:]: time for key, time in points.items() if key[0] == 0 and key[2]},
         {key[:2]: time for key, time in points.items() if key[0] and not key[2]},
         {key: time for key, time in points.items() if key[0] and key[2]},

@@ -136,9 +136,7 @@ class _Player:
 
     def ended(self, record: RequestRecord) -> None:
         if record.finish_reason is FinishReason.ERROR:
-            raise SimulationError(
-                f"the engine failed in virtual time at request {record.request_id}; see the log above"
-            )
+            raise SimulationError(f"the engine failed in virtual time at request {record.request_id}; see the log")
         self.collector.ended(record)
         if self.progress is not None:
             self.progress(self.collector.num_ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -83,7 +84,9 @@ class Replay:
         """The step times, with what was fitted."""
         if self.tables is None:
             return PlanCost(self.cost)
-        times = KernelCost(self.tables, self.shape, self.cost, fitted and fitted.host, self.expert_ranks)
+        times = KernelCost(
+            self.tables, self.shape, self.cost, None if fitted is None else fitted.host, self.expert_ranks
+        )
         return ColdStart(times, fitted.cold_s, fitted.cold_until_ns) if fitted and fitted.cold_s else times
 
     def prior(self) -> HostTimes:
@@ -160,7 +163,7 @@ def spread(items: Sequence[Item], replicas: int) -> list[list[Item]]:
     return shares
 
 
-class _Done(Exception):
+class _Done(Exception):  # noqa: N818  # noqa: N818
     """Everybody that was looked for has ended."""
 
 
@@ -199,10 +202,8 @@ def _serve(machine: Machine, items: Sequence[Item], wanted: set[str] | None) -> 
     engine = machine.build(clock)
     requests = [as_request(item, number, START_NS) for number, item in enumerate(items, 1)]
     stamps = _Stamps(wanted)
-    try:
+    with contextlib.suppress(_Done):
         run_arrivals(engine, clock, [Arrival(request.sent_ns, request) for request in requests], watch=stamps)
-    except _Done:
-        pass
     return stamps.times
 
 
@@ -242,8 +243,9 @@ class _Fit:
 def calibrate_first(plan: Replay, share: float, progress: Callable[[], None] = lambda: None) -> Fitted:
     """Fit to the first ``share`` of the requests what no kernel table holds.
 
-    Least squares of the logarithms of TPOT, latency and (a fifth as heavy) TTFT, over host seconds of a step and of a sequence, the cold start,
-    and under tensor parallelism the link's rate and the start of an all-reduce; all at least 0.
+    Least squares of the logarithms of TPOT, latency and (a fifth as heavy) TTFT, over host seconds of a step and of a
+    sequence, the cold start, and under tensor parallelism the link's rate and the start of an all-reduce; all at
+    least 0.
 
     Raises:
         ConfigError: there are no tables, or fewer than four requests to fit to.

@@ -65,7 +65,8 @@ def verdicts(numbers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     names = list(numbers)
     said = []
     for name in names[1:]:
-        gains, losses = [], []
+        gains: list[str] = []
+        losses: list[str] = []
         for text, path, sign in ROWS:
             one, other = at(numbers[names[0]], path), at(numbers[name], path)
             if not one or other is None:

@@ -114,7 +114,7 @@ def _lengths(path: Path) -> dict[float, tuple[_Histogram, _Histogram]]:
     known = {start: (inputs, outputs) for start, (inputs, outputs) in found.items() if inputs and outputs}
     if not known:
         raise ConfigError(f"{path} holds no window with lengths")
-    return known  # type: ignore[return-value]
+    return known
 
 
 def _histogram(text: str) -> _Histogram | None:
