@@ -184,8 +184,25 @@ def virtual_scheduler(
         why = f"KV pool: {num_blocks - 1} blocks, of {found.memory / 2**30:.2f} GiB less {said}"
     if num_blocks < 2:
         raise ConfigError(f"no KV fits the device: {why}")
-    settings, reasons = resolve_scheduler(config, limits, num_blocks, rate)
-    return settings, (why, *limits.reasons, *reasons)
+    num_host_blocks, host = _virtual_host_pool(config, setting, cost, per_block)
+    settings, reasons = resolve_scheduler(config, limits, num_blocks, rate, num_host_blocks)
+    return settings, (why, host, *limits.reasons, *reasons)
+
+
+def _virtual_host_pool(config: EngineConfig, setting: Setting, cost: StepCost, per_block: int) -> tuple[int, str]:
+    """Slots of the host pool, and why so many; as `size_host_pool` where the host's memory is not known."""
+    if config.preemption_mode == "recompute":
+        return 0, "host pool: none (--preemption-mode recompute)"
+    device = setting.need_device()
+    if cost.host_link is None:
+        if config.preemption_mode == "swap":
+            raise ConfigError(f"--preemption-mode is swap, but no link from {device.id} to host memory is known")
+        return 0, f"host pool: none (no link from {device.id} to host memory is known)"
+    space = config.swap_space
+    if space is None:
+        space = 4.0 if device.kind == "gpu" else min(4.0, device.memory_bytes / 8 / 2**30)
+    blocks = int(space * 2**30) // per_block
+    return blocks, f"host pool: {blocks} blocks in {space:g} GiB of host memory"
 
 
 def build_virtual_engine(

@@ -92,9 +92,11 @@ def test_conversations_find_what_was_said_before():
 
 
 def test_a_small_pool_preempts_and_is_named():
-    said = simulate(rate="inf", requests=40, input_len=200, output_len=600, num_gpu_blocks_override=300)
+    work = {"rate": "inf", "requests": 40, "input_len": 200, "output_len": 600, "num_gpu_blocks_override": 300}
+    said = simulate(**work, preemption_mode="recompute")
     assert said["preemptions"] > 0
     assert said["recomputed_tokens"] > 0
+    assert simulate(**work, preemption_mode="swap")["recomputed_tokens"] == 0
     assert said["bound"] == "kv"
     assert said["kv_usage"]["max"] > 0.95
 

@@ -8,6 +8,7 @@ from foliolm.core.errors import ConfigError
 from foliolm.core.plan import DecodeRows, StepPlan
 from foliolm.ledger.accounts import distinct_experts
 from foliolm.ledger.kernel_tables import MLP, KernelTables
+from foliolm.ledger.plan_cost import counts_of_plan
 from foliolm.ledger.step_cost import StepCost
 from foliolm.shape.inventory import moe_layers
 from foliolm.shape.model import ModelShape
@@ -96,6 +97,7 @@ class KernelCost:
             + self.shape.num_layers * attention
             + sampled
             + self.all_reduces(tokens)
+            + (self.cost.swap_seconds(counts_of_plan(self.cost.model, plan)) if plan.swapped else 0.0)
         )
 
     def linears(self, tokens: int) -> float:

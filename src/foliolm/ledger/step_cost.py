@@ -221,7 +221,7 @@ class StepCost:
             lora=counts.lora_bytes / (c.weights * self.bandwidth) + counts.lora_flops / (c.matmul * self.flops),
             weight_read=weight_read,
             matmul=matmul,
-            swap=self._swap(counts),
+            swap=self.swap_seconds(counts),
         )
 
     def linear_factor(self, tokens: float) -> float:
@@ -303,7 +303,8 @@ class StepCost:
             for _, cached in counts.prefills
         )
 
-    def _swap(self, counts: StepCounts) -> float:
+    def swap_seconds(self, counts: StepCounts) -> float:
+        """Seconds of the step's moves of KV to the host and back; 0 where the link is not known."""
         if self.host_link is None or not counts.swap_bytes:
             return 0.0
         copies = counts.swap_blocks * sum(self.host_link.copies_per_block or spec.num_layers for spec in self.model.kv)
