@@ -215,7 +215,9 @@ def random_source(rng: random.Random, rid: int, config, trunks, now: int) -> Eng
     )
     eos = (5, 17, 123) if rng.random() < 0.3 else ()
     salt = rng.choice([None, None, None, "salt"])
-    return EngineRequest(rid, tuple(tokens), sampling, eos, now, rng.randrange(3), cache_salt=salt)
+    return EngineRequest(
+        rid, tuple(tokens), sampling, eos, now, rng.randrange(3), cache_salt=salt, tenant=rng.choice("ab")
+    )
 
 
 def random_sharing_settings(rng: random.Random) -> dict:
@@ -232,7 +234,9 @@ def random_sharing_settings(rng: random.Random) -> dict:
         "long_prefill_token_threshold": rng.randrange(1, 20),
         "short_prompt_share": rng.choice([0, 0.25]),
         "watermark_blocks": rng.choice([0, 1]),
-        "scheduling_policy": rng.choice(["fcfs", "priority"]),
+        "scheduling_policy": rng.choice(["fcfs", "priority", "prefix"]),
+        "age_bound_s": rng.choice([5e-9, 1.0]),
+        "fairness": rng.random() < 0.3,
         "enable_prefix_caching": True,
         **random_treatments(rng, usable),
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from foliolm.core.grammar import Grammars
 from foliolm.core.plan import StepPlan
+from foliolm.core.protocols import Prices
 from foliolm.core.request import EngineRequest, FinishReason, TokenLogprobs
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.core.result import StepResult
@@ -69,6 +70,7 @@ def generate(
     max_num_seqs: int | None = None,
     max_model_len: int = 400,
     grammars: Grammars | None = None,
+    prices: Prices | None = None,
     **settings,
 ) -> Run:
     """Run requests that arrive together to their ends.
@@ -83,6 +85,7 @@ def generate(
         max_num_seqs: most requests in a step; None: all.
         max_model_len: as the flag.
         grammars: compiles what answers must follow.
+        prices: of what giving way costs.
         settings: more of the scheduler's.
     """
     seqs = max_num_seqs or len(requests)
@@ -105,7 +108,7 @@ def generate(
         grammars=grammars,
         num_host_blocks=config.num_host_blocks,
     )
-    scheduler = Scheduler(config, KVManager(executor.kv.specs, num_blocks, block_size))
+    scheduler = Scheduler(config, KVManager(executor.kv.specs, num_blocks, block_size), prices=prices)
     for each in requests:
         scheduler.add(each, 0)
     run = Run({each.request_id: Generated() for each in requests}, [], [], 0, executor)

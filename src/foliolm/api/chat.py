@@ -109,7 +109,7 @@ def _whole(call: _Call, wholes: Any, prompt: list[int]) -> dict[str, Any]:
         if call.body.timings:
             part["timings"] = call.generation.timings(choice)
         choices.append(part)
-    answer = {**_frame(call.answer, "chat.completion"), "choices": choices, "usage": usage_of(call.generation)}
+    answer = {**call.answer.frame("chat.completion"), "choices": choices, "usage": usage_of(call.generation)}
     if call.body.prompt_logprobs is not None:
         entries = call.generation.choices[0].prompt_logprobs
         answer["prompt_logprobs"] = prompt_logprobs(call.service.model.tokenizer, entries, call.body.prompt_logprobs)
@@ -120,7 +120,7 @@ def _whole(call: _Call, wholes: Any, prompt: list[int]) -> dict[str, Any]:
 
 async def _events(call: _Call) -> AsyncGenerator[bytes, None]:
     generation, options = call.generation, call.body.stream_options
-    frame = _frame(call.answer, "chat.completion.chunk")
+    frame = call.answer.frame("chat.completion.chunk")
     with_usage = bool(options and options.include_usage)
     running_usage = bool(options and options.continuous_usage_stats)
     if with_usage:
@@ -174,10 +174,6 @@ def _reason(call: _Call, delta: Delta, reader: CallReader) -> str | None:
 def _stop_reason(call: _Call, delta: Delta) -> str | int | None:
     # A stop string that the client did not ask for is nothing to tell it of.
     return None if call.tools.stop and delta.stop_reason == call.tools.stop else delta.stop_reason
-
-
-def _frame(answer: Answer, kind: str) -> dict[str, Any]:
-    return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
 
 
 def _logprobs(call: _Call, delta: Delta) -> dict[str, Any] | None:

@@ -52,7 +52,7 @@ async def completions(service: Service, request: Request) -> Response:
     prompts = _prompts(body)
     token_ids = [await _token_ids(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
     generation = await service.generate(body, answer, token_ids, sampling, "prompt", arrival_ns)
-    call = _prepared(service, body, answer, generation, prompts, sampling.n)
+    call = _prepared(service, body, answer, generation, prompts, len(generation.choices) // len(prompts))
     headers = {"x-request-id": answer.id}
     if body.stream:
         return service.stream(generation, _events(call), headers)
@@ -60,7 +60,7 @@ async def completions(service: Service, request: Request) -> Response:
         wholes = await unless_disconnected(request.receive, generation.results(), generation.abort)
         choices = [_part(call, choice, whole) for choice, whole in zip(generation.choices, wholes, strict=True)]
         usage = usage_of(generation, not call.scores_only)
-        return JSONBytes({**_frame(answer), "choices": choices, "usage": usage}, headers=headers)
+        return JSONBytes({**answer.frame("text_completion"), "choices": choices, "usage": usage}, headers=headers)
     finally:
         service.release(generation)
 
@@ -89,7 +89,7 @@ def _prepared(
 
 async def _events(call: _Call) -> AsyncGenerator[bytes, None]:
     generation, options = call.generation, call.body.stream_options
-    frame = _frame(call.answer)
+    frame = call.answer.frame("text_completion")
     with_usage = bool(options and options.include_usage)
     running_usage = bool(options and options.continuous_usage_stats)
     if with_usage:
@@ -128,10 +128,6 @@ async def _token_ids(service: Service, prompt: Prompt, add_special_tokens: bool)
     if isinstance(prompt, list):
         return prompt
     return await service.model.encode_off_loop(prompt, "prompt", add_special_tokens)
-
-
-def _frame(answer: Answer) -> dict[str, Any]:
-    return {"id": answer.id, "object": "text_completion", "created": answer.created, "model": answer.model}
 
 
 def _part(call: _Call, choice: Choice, delta: Delta, first: bool = True) -> dict[str, Any]:

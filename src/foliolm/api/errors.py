@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from foliolm.core.errors import EngineDeadError, FolioError, QueueFullError, RequestError
+from foliolm.core.errors import EngineDeadError, FolioError, QueueFullError, RequestError, TtftTargetError
 
 
 class ModelNotFoundError(RequestError):
@@ -51,6 +51,8 @@ def refusal_reason(error: FolioError) -> str:
     """Why a request was turned away, as a metric's label."""
     if isinstance(error, RequestError):
         return "invalid"
+    if isinstance(error, TtftTargetError):
+        return "ttft_target"
     if isinstance(error, QueueFullError):
         return "queue_full"
     if isinstance(error, RequestTimeoutError):

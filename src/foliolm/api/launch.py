@@ -117,7 +117,14 @@ def run_server(
     try:
         started = start_engine(config, files, report, metrics, supervision, factory)
         service = Service(
-            started.model, started.client, metrics, config.scheduling_policy, limits_of(options), journal, tracer
+            started.model,
+            started.client,
+            metrics,
+            config.scheduling_policy,
+            limits_of(options),
+            journal,
+            tracer,
+            config.fairness,
         )
         app = build_app(service, options, log)
         serve(app, service, listener, options, lambda: on_ready(started.model, started.info))

@@ -33,7 +33,9 @@ class GenerationBody(BaseModel):
     """What chat and plain completions have in common. See ``SamplingParams`` for what each number means.
 
     ``user``, ``safety_identifier`` and ``metadata`` go into the request's log line and do nothing else.
-    ``timings`` adds where a choice's time went, by part, to the choice (streamed: to its last chunk).
+    ``ttft_target_ms`` refuses the request if its first token is predicted to take longer; ``degrade`` takes fewer
+    choices or tokens instead of a refusal, and the answer says so. ``timings`` adds where a choice's time went, by
+    part, to the choice (streamed: to its last chunk).
     ``prompt_cache_key`` asks that requests of one key share a cache; here all do.
     """
 
@@ -75,6 +77,8 @@ class GenerationBody(BaseModel):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
+    ttft_target_ms: float | None = Field(default=None, gt=0, le=86_400_000)
+    degrade: bool | None = None
 
 
 class ChatBody(GenerationBody):

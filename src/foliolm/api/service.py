@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -21,7 +22,7 @@ from foliolm.api.served_model import ServedModel
 from foliolm.api.stream import Comments, EventStream, unless_disconnected
 from foliolm.api.timings import Before, stamps_of
 from foliolm.api.tracing import Tracer, trace_headers
-from foliolm.core.errors import RequestError
+from foliolm.core.errors import QueueFullError, RequestError
 from foliolm.core.request import EngineRequest
 from foliolm.core.sampling import SamplingParams
 from foliolm.ledger.lines import HttpLine
@@ -40,6 +41,10 @@ MAX_TOKENS = 1 << 20
 """Most tokens, of prompts and answers together, of a request with several choices."""
 
 
+class TooManyTokensError(RequestError):
+    """The choices of one request together would have more tokens than one request may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What stays the same over all parts of one answer.
@@ -53,6 +58,8 @@ class Answer:
         began_ns: when its body had been read, monotonic.
         receive: tells when the client leaves; None: it never does.
         trace: headers of the client's trace, where spans are made.
+        tenant: whose it is, where tenants are treated fairly.
+        degraded: what was cut of the request instead of refusing it, and why.
     """
 
     id: str
@@ -63,6 +70,13 @@ class Answer:
     began_ns: int = 0
     receive: Receive | None = None
     trace: dict[str, str] = field(default_factory=dict)
+    tenant: str = ""
+    degraded: list[dict[str, Any]] = field(default_factory=list)
+
+    def frame(self, kind: str) -> dict[str, Any]:
+        """What every part of the answer begins with."""
+        frame = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**frame, "degraded": self.degraded} if self.degraded else frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +113,7 @@ class Service:
         limits: of what one request may take.
         journal: takes what this side saw of each request; None: nobody asked.
         tracer: makes a span of each; None: nobody asked.
+        fairness: what tells tenants apart: ``off``, ``user`` or ``api-key``.
     """
 
     def __init__(
@@ -110,6 +125,7 @@ class Service:
         limits: ServiceLimits | None = None,
         journal: Journal | None = None,
         tracer: Tracer | None = None,
+        fairness: str = "off",
     ) -> None:
         self.journal = journal
         self.tracer = tracer
@@ -117,6 +133,7 @@ class Service:
         self.client = client
         self.metrics = metrics
         self.scheduling_policy = scheduling_policy
+        self.fairness = fairness
         self.limits = limits or ServiceLimits()
         self.draining = False
         self.open: set[Generation] = set()
@@ -176,7 +193,18 @@ class Service:
             log["safety_identifier"] = body.safety_identifier
         name = body.model or self.model.name
         trace = {} if self.tracer is None else trace_headers(request.headers)
-        return Answer(identifier, int(time.time()), name, aliases, log, time.monotonic_ns(), request.receive, trace)
+        tenant = self._tenant(request, body)
+        began_ns = time.monotonic_ns()
+        return Answer(identifier, int(time.time()), name, aliases, log, began_ns, request.receive, trace, tenant)
+
+    def _tenant(self, request: Request, body: GenerationBody) -> str:
+        """Whose turn a request takes; a key itself never leaves this process."""
+        if self.fairness == "user":
+            return body.user or ""
+        if self.fairness == "api-key":
+            key = request.headers.get("authorization", "").partition(" ")[2]
+            return hashlib.sha256(key.encode()).hexdigest()[:16]
+        return ""
 
     def check_model(self, name: str | None) -> None:
         """Refuse a name under which no model is served; None stands for the one that is.
@@ -201,9 +229,41 @@ class Service:
     ) -> Generation:
         """Begin to generate ``n`` choices a prompt; returns once the engine has taken all of them.
 
+        A request that asks to be degraded gets half as many choices, and half of these, before it is refused.
+
         Raises:
             RequestError, QueueFullError, EngineDeadError: nothing was begun.
         """
+        asked = sampling.n
+        while True:
+            try:
+                generation = await self._begin(body, answer, prompts, sampling, field, arrival_ns)
+                break
+            except (QueueFullError, TooManyTokensError) as error:
+                if not body.degrade or sampling.n == 1:
+                    raise
+                sampling = replace(sampling, n=sampling.n // 2)
+                why = str(error)
+        if sampling.n < asked:
+            answer.degraded.append({"field": "n", "asked": asked, "given": sampling.n, "reason": why})
+        if body.degrade and sampling.max_tokens is not None:
+            given = min(self.model.room(len(prompt), sampling.max_tokens) for prompt in prompts)
+            if given < sampling.max_tokens:
+                reason = f"prompt and answer together may have {self.model.max_model_len} tokens"
+                cut = {"field": "max_tokens", "asked": sampling.max_tokens, "given": given, "reason": reason}
+                answer.degraded.append(cut)
+        return generation
+
+    async def _begin(
+        self,
+        body: GenerationBody,
+        answer: Answer,
+        prompts: Sequence[list[int]],
+        sampling: SamplingParams,
+        field: str,
+        arrival_ns: int,
+    ) -> Generation:
+        """One attempt of ``generate``."""
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise RequestError(
                 f"{len(prompts)} prompts with n = {sampling.n} make {len(prompts) * sampling.n} choices; "
@@ -230,6 +290,8 @@ class Service:
                     arrival_ns=arrival_ns,
                     sent_ns=sent_ns,
                     priority=body.priority or 0,
+                    ttft_target_s=None if body.ttft_target_ms is None else body.ttft_target_ms / 1e3,
+                    tenant=answer.tenant,
                     label=answer.id if body.user is None else f"{answer.id} user={body.user}",
                     cache_salt=body.cache_salt,
                 )
@@ -268,7 +330,7 @@ class Service:
     def _check_tokens(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> None:
         tokens = sum(len(prompt) + self.model.room(len(prompt), sampling.max_tokens) for prompt in prompts) * sampling.n
         if tokens > MAX_TOKENS and len(prompts) * sampling.n > 1:
-            raise RequestError(
+            raise TooManyTokensError(
                 f"{len(prompts) * sampling.n} choices of prompt and max_tokens make {tokens} tokens; the limit is "
                 f"{MAX_TOKENS} a request: lower n, max_tokens or the number of prompts",
                 "n" if sampling.n > 1 else "prompt",

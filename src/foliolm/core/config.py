@@ -9,7 +9,8 @@ from foliolm.core.errors import ConfigError
 
 BATCHING = ("continuous", "static")
 PREFILL_POLICIES = ("decodes-first", "first")
-SCHEDULING_POLICIES = ("fcfs", "priority")
+SCHEDULING_POLICIES = ("fcfs", "priority", "prefix")
+FAIRNESS = ("off", "user", "api-key")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 PREEMPTION_VICTIMS = ("auto", "last", "least-computed")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -40,7 +41,8 @@ class EngineConfig:
         max_num_seqs: most requests in a step.
         long_prefill_token_threshold: a prompt with more uncached tokens than this is long; None: half the budget.
         short_prompt_share: share of a step's prefill budget that long prompts leave to short ones that wait.
-        scheduling_policy: ``fcfs``, or ``priority`` (lower runs earlier).
+        scheduling_policy: ``fcfs``, ``priority`` (lower runs earlier), or ``prefix`` (who finds the largest share of
+            its prompt in the prefix cache runs earlier).
         preemption_mode: what happens to the KV of a request that must give way: ``swap`` moves it to the host and back,
             ``recompute`` gives it up, ``auto`` takes what is predicted to cost less.
         preemption_victim: who gives way: the ``last`` in order, the one with the ``least-computed`` tokens, or
@@ -48,6 +50,11 @@ class EngineConfig:
         max_preemptions: a request that gave way so often is spared while another can.
         swap_space: GiB of host memory for KV that gives way; None: 4, on a CPU at most an eighth of the memory
             available.
+        age_bound: seconds after which a waiting request comes before all others, whatever the policy or its tenant.
+        fairness: whose turn it is counts the tokens that each was served: ``off``, by ``user`` (the request's field),
+            or by ``api-key``.
+        ttft_target_ms: a request whose first token is predicted to take longer is refused when it arrives; a request
+            may state its own. None: nobody is.
         watermark: share of the blocks that an admission must leave free while something runs.
         max_queued_requests: most requests waiting; more are turned away with 429.
         itl_target_ms: while streams run, prompts get the largest chunk whose predicted step stays within so many
@@ -87,6 +94,9 @@ class EngineConfig:
     long_prefill_token_threshold: int | None = None
     short_prompt_share: float = 0.25
     scheduling_policy: str = "fcfs"
+    age_bound: float = 60.0
+    fairness: str = "off"
+    ttft_target_ms: float | None = None
     preemption_mode: str = "auto"
     preemption_victim: str = "auto"
     max_preemptions: int = 3
@@ -111,6 +121,7 @@ class EngineConfig:
             ("batching", BATCHING),
             ("prefill_policy", PREFILL_POLICIES),
             ("scheduling_policy", SCHEDULING_POLICIES),
+            ("fairness", FAIRNESS),
             ("preemption_mode", PREEMPTION_MODES),
             ("preemption_victim", PREEMPTION_VICTIMS),
             ("generation_config", ("auto", "none")),
@@ -146,6 +157,10 @@ class EngineConfig:
             raise ConfigError(f"--swap-space is {space!r}; it must be a finite number of GiB, at least 0")
         if self.preemption_mode == "swap" and space == 0:
             raise ConfigError("--preemption-mode is swap, but --swap-space is 0: there is nowhere to swap to")
+        for name in ("age_bound", "ttft_target_ms"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+                raise ConfigError(f"{_flag(name)} is {value!r}; it must be a finite number above 0")
         target = self.itl_target_ms
         if target is not None and not (isinstance(target, int | float) and math.isfinite(target) and target > 0):
             raise ConfigError(f"--itl-target-ms is {target!r}; it must be a finite number above 0")

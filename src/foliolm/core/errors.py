@@ -43,5 +43,14 @@ class QueueFullError(FolioError):
         self.retry_after_s = retry_after_s
 
 
+class TtftTargetError(QueueFullError):
+    """The first token would come later than the request, or the server, allows; an HTTP 429.
+
+    Args:
+        message: a sentence with the predicted time, the target, and what stands before the request.
+        retry_after_s: seconds after which trying again is sensible.
+    """
+
+
 class EngineDeadError(FolioError):
     """The engine's process is gone, or its loop has ended; an HTTP 503."""

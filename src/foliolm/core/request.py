@@ -34,6 +34,8 @@ class EngineRequest:
         label: the user's name for it, for logs and records only; need not be unique.
         adapter: load id of a LoRA adapter, or None for the bare model.
         cache_salt: keeps prefixes apart between those who give different salts.
+        ttft_target_s: it is refused at arrival if its first token is predicted to take longer; None: the server's.
+        tenant: whose it is, where tenants are treated fairly.
         share_prefix: its prefix may be found by, and taken from, others; False where token ids have no meaning.
         answer_token_ids: what it will have been answered, where a virtual run knows that: tokens sampled there have no
             content, and blocks of an answer are shared only if it is given here. A real engine samples its own.
@@ -51,6 +53,8 @@ class EngineRequest:
     share_prefix: bool = True
     sent_ns: int = 0
     answer_token_ids: tuple[int, ...] = ()
+    ttft_target_s: float | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,10 @@ class SchedulerConfig:
         max_num_seqs: most requests in a step.
         long_prefill_token_threshold: more uncached tokens than this make a prompt long.
         short_prompt_share: share of the prefill budget that long prompts leave to short ones.
-        scheduling_policy: ``fcfs`` or ``priority``.
+        scheduling_policy: ``fcfs``, ``priority`` or ``prefix``.
+        age_bound_s: a request that waited so long comes before all others.
+        fairness: requests of different tenants take turns by served tokens.
+        ttft_target_s: one whose first token is predicted to take longer is refused at arrival; None: nobody is.
         watermark_blocks: blocks that an admission leaves free while something runs.
         max_queued_requests: most requests waiting.
         enable_prefix_caching: requests share the KV of what they have in common.
@@ -45,6 +48,9 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 256
     short_prompt_share: float = 0.25
     scheduling_policy: str = "fcfs"
+    age_bound_s: float = 60.0
+    fairness: bool = False
+    ttft_target_s: float | None = None
     watermark_blocks: int = 0
     max_queued_requests: int = 1024
     enable_prefix_caching: bool = False
@@ -176,6 +182,9 @@ def resolve_scheduler(
             long_prefill_token_threshold=threshold,
             short_prompt_share=config.short_prompt_share,
             scheduling_policy=config.scheduling_policy,
+            age_bound_s=config.age_bound,
+            fairness=config.fairness != "off",
+            ttft_target_s=None if config.ttft_target_ms is None else config.ttft_target_ms / 1e3,
             watermark_blocks=int(config.watermark * (num_blocks - 1)),
             max_queued_requests=config.max_queued_requests,
             enable_prefix_caching=config.enable_prefix_caching,

@@ -7,7 +7,15 @@ from typing import Any
 
 import msgspec
 
-from foliolm.core.errors import ConfigError, EngineDeadError, FolioError, ModelError, QueueFullError, RequestError
+from foliolm.core.errors import (
+    ConfigError,
+    EngineDeadError,
+    FolioError,
+    ModelError,
+    QueueFullError,
+    RequestError,
+    TtftTargetError,
+)
 from foliolm.core.plan import Decision
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.request import EngineRequest, TokenOutput
@@ -50,7 +58,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     """An error as data.
 
     Attributes:
-        kind: ``config``, ``model``, ``request``, ``queue_full`` or ``engine``.
+        kind: ``config``, ``model``, ``request``, ``queue_full``, ``ttft_target`` or ``engine``.
         message: fit to be shown.
         field, code: of a RequestError.
         retry_after_s: of a QueueFullError.
@@ -67,6 +75,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
         """The error as data; one that is not FolioLM's own becomes kind ``engine`` with its type named."""
         if isinstance(error, RequestError):
             return cls("request", str(error), error.field, error.code)
+        if isinstance(error, TtftTargetError):
+            return cls("ttft_target", str(error), retry_after_s=error.retry_after_s)
         if isinstance(error, QueueFullError):
             return cls("queue_full", str(error), retry_after_s=error.retry_after_s)
         if isinstance(error, ConfigError):
@@ -79,6 +89,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
         """The exception that it stands for."""
         if self.kind == "request":
             return RequestError(self.message, self.field, self.code)
+        if self.kind == "ttft_target":
+            return TtftTargetError(self.message, self.retry_after_s)
         if self.kind == "queue_full":
             return QueueFullError(self.message, self.retry_after_s)
         return {"config": ConfigError, "model": ModelError}.get(self.kind, EngineDeadError)(self.message)

@@ -16,7 +16,7 @@ from foliolm.core.timeline import RequestTimeline
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-REFUSALS = ("invalid", "queue_full", "timeout", "draining", "engine_dead")
+REFUSALS = ("invalid", "queue_full", "ttft_target", "timeout", "draining", "engine_dead")
 
 _NS = 1e-9
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 80)

@@ -115,6 +115,10 @@ class Admission:
             request.match_generation = generation
         return request.match
 
+    def uncached_share(self, request: Request) -> float:
+        """Share of its tokens that a waiting request would have to compute, 0 to 1."""
+        return 1.0 - self.match(request).num_tokens / request.num_tokens
+
     def _shares(self, request: Request) -> bool:
         """One that reports prompt logprobs needs the logits of its whole prompt, so it takes no prefix."""
         return self._config.enable_prefix_caching and request.root is not None and not request.wants_prompt_logprobs()

@@ -48,6 +48,10 @@ class PrefillBudget:
         self._wanted[request_id] = wanted
         self._granted[request_id] = given
 
+    def granted(self, request_id: int) -> bool:
+        """True if a request has had its grant."""
+        return request_id in self._granted
+
     def spread(self) -> None:
         """Hand what nobody short wanted to those who can use it, in the order in which they were granted."""
         if self._whole or self.left <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from foliolm.core.plan import DecodeRows
+from foliolm.scheduler.fairness import ServedTokens
 from foliolm.scheduler.request import Request, State
 
 
@@ -15,9 +16,11 @@ class DecodeSet:
 
     Args:
         block_size: tokens a KV block.
+        served: counts outputs by tenant; None: nobody asks.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, served: ServedTokens | None = None) -> None:
+        self._served = served
         self.tick = 0
         self.context_tokens = 0
         self._block_size = block_size
@@ -50,6 +53,8 @@ class DecodeSet:
         self._ends.setdefault(request.end_tick, {})[rid] = request
         self.context_tokens += request.num_computed
         self._stale = True
+        if self._served is not None:
+            self._served.joined(request, self.tick)
 
     def leave(self, request: Request) -> None:
         """A member leaves; its counts are brought up to date. The caller gives it its next state."""
@@ -64,6 +69,8 @@ class DecodeSet:
         request.num_tokens = request.num_computed + 1
         self.context_tokens -= request.num_computed
         self._stale = True
+        if self._served is not None:
+            self._served.left(request, self.tick)
 
     def crossing(self) -> dict[int, Request]:
         """Members that need a new block to run at the next tick, by id. Not to be changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from foliolm.core.plan import Admission as AdmissionNote
@@ -19,6 +20,8 @@ NOBODY = -2
 """Stands for a request id in a decision about blocks that nobody holds."""
 MAX_SKIPS = 32
 """Requests that one step passes over before it stops looking: a bound on a step's work, not on anyone's wait."""
+MOST_YIELDS = 4
+"""Requests that give way in one step for a tenant whose turn it is."""
 MAX_PROMPT_STEPS_IN_A_ROW = 16
 """Under prefill-first, after so many steps of prompts the running streams get one."""
 
@@ -38,6 +41,7 @@ class _Draft:
     waits: dict[int, Decision] = field(default_factory=dict)
     closed: Closed = Closed.EMPTY
     preempted: bool = False
+    yielded_to: Request | None = None
     stalled: bool = False
 
 
@@ -61,6 +65,8 @@ class Planner:
         self._admission = Admission(state.config, state.kv, state.promises, state.swap, state.landed)
         self._treatments = Treatments(state, prices)
         self._step_id = 0
+        if state.config.scheduling_policy == "prefix":
+            state.waiting.rank_by(self._admission.uncached_share)
         self._prompts_apart = state.config.mode in ("static", "prefill-first")
         self._whole_prompts = state.config.mode != "chunked"
         self._batch_open = True
@@ -70,6 +76,9 @@ class Planner:
     def plan(self, now: int) -> StepPlan:
         """The next step. One without rows need not be run: there is nothing to do, or nothing until a commit."""
         draft = _Draft(self._step_id + 1, now)
+        self._state.waiting.now = now
+        if self._state.served is not None and len(self._state.waiting):
+            self._yield_turn(draft)
         if self._prompts_apart:
             if self._prompts_may_run(draft):
                 self._plan_prompts(draft, self._config.max_num_batched_tokens)
@@ -83,6 +92,10 @@ class Planner:
             if not draft.stalled:
                 self._plan_prompts(draft, self._config.max_num_batched_tokens - len(draft.decodes))
         return self._seal(draft)
+
+    def known_tokens(self, request: Request) -> int:
+        """Leading tokens of a request that has arrived that are in the prefix cache."""
+        return self._admission.match(request).num_tokens
 
     def _prompts_may_run(self, draft: _Draft) -> bool:
         """Where prompts have steps of their own: whether this may be one."""
@@ -147,14 +160,41 @@ class Planner:
                     )
                 self._skip_decodes(draft, "fence", self._kv.num_free)
                 return False
-            self._preempt(treatment, needed, draft)
+            crossing = state.decodes.crossing()
+            first = min(crossing.values(), key=lambda request: request.order)
+            self._preempt(treatment, needed, first.request_id, draft)
         return True
 
-    def _preempt(self, treatment: Treatment, needed: int, draft: _Draft) -> None:
+    def _yield_turn(self, draft: _Draft) -> None:
+        """Where the tenant whose turn it is has less than its share of the batch, the one with the most gives way."""
+        state = self._state
+        for _ in range(MOST_YIELDS):
+            head = state.waiting.head()
+            if head is None or head.pending:
+                return
+            room = PrefillBudget(1 << 30, 1 << 30, 0.0, False)
+            decision = self._admission.attempt(head, room, state.num_running, None).decision
+            if decision.reason not in ("kv_blocks", "sequences"):
+                return
+            if decision.reason == "kv_blocks" and decision.needed <= self._kv.num_free + self._kv.num_fenced:
+                return
+            counts = Counter(request.source.tenant for request in state.running())
+            if not counts:
+                return
+            mine = head.source.tenant
+            share = state.num_running / len({mine, *counts})
+            richest = max(counts, key=lambda tenant: counts[tenant])
+            if counts[mine] + 1 > share or counts[richest] - 1 < share or richest == mine:
+                return
+            treatment = self._treatments.choose(richest)
+            if treatment is None:
+                return
+            draft.yielded_to = head
+            self._preempt(treatment, decision.needed, head.request_id, draft)
+
+    def _preempt(self, treatment: Treatment, needed: int, blocker: int, draft: _Draft) -> None:
         state, victim = self._state, treatment.victim
         available = self._kv.num_free
-        crossing = state.decodes.crossing()
-        blocker = min(crossing.values(), key=lambda request: request.order).request_id
         victim.pending = state.pending(victim)
         if treatment.swap:
             state.swap_out(victim, treatment.num_computed)
@@ -192,8 +232,12 @@ class Planner:
         budget = PrefillBudget(
             tokens, config.long_prefill_token_threshold, config.short_prompt_share, self._whole_prompts
         )
-        for request in sorted(state.prefilling.values(), key=lambda request: request.order):
-            budget.grant(request.request_id, request.num_tokens - request.num_computed)
+        served = state.served
+        if served is not None and not draft.preempted:
+            self._admit(draft, budget, before_all=True)
+        for request in self._in_turn():
+            if not budget.granted(request.request_id):
+                budget.grant(request.request_id, request.num_tokens - request.num_computed)
         passed_over = self._admit(draft, budget)
         budget.spread()
         if passed_over and budget.left > 0:
@@ -209,6 +253,15 @@ class Planner:
         if draft.closed is Closed.TOKENS and limit is not None:
             draft.closed = limit
 
+    def _in_turn(self) -> list[Request]:
+        """Partial prompts in order; the least served tenant's first where tenants take turns."""
+        state, served = self._state, self._state.served
+        prefilling = sorted(state.prefilling.values(), key=lambda request: request.order)
+        if served is not None:
+            tick = state.decodes.tick
+            prefilling.sort(key=lambda request: served.served(request.source.tenant, tick))
+        return prefilling
+
     def _bounded(self, draft: _Draft, tokens: int) -> tuple[int, Closed | None]:
         """The step's prompt tokens, and what bounds them where that is not the token budget."""
         if self._chunks is None or not len(draft.decodes) or tokens <= 0:
@@ -216,28 +269,47 @@ class Planner:
         context = max((request.num_computed for request in self._state.prefilling.values()), default=0)
         return self._chunks.prompt_tokens(len(draft.decodes), draft.decodes.context_tokens, context, tokens)
 
-    def _admit(self, draft: _Draft, budget: PrefillBudget) -> bool:
-        """Start whoever may; True if somebody was passed over for want of tokens while some were left."""
+    def _admit(self, draft: _Draft, budget: PrefillBudget, before_all: bool = False) -> bool:
+        """Start whoever may; True if somebody was passed over for want of tokens while some were left.
+
+        Args:
+            draft: the plan in the making.
+            budget: what prompts may have of it.
+            before_all: only those whose tenant was served less than every tenant with a partial prompt.
+        """
         waiting = self._state.waiting
-        if draft.preempted:
+        if draft.preempted and draft.yielded_to is None:
             self._hold_back(draft, "preempted_this_step", Closed.KV)
             return False
         passed_over: list[Request] = []
         for_tokens = False
         while len(passed_over) < MAX_SKIPS and (head := waiting.head()) is not None:
+            if draft.preempted and head is not draft.yielded_to:
+                break
+            if before_all and not self._comes_before_all(head):
+                break
             attempt = self._admission.attempt(head, budget, self._state.num_running, self._newest())
             if attempt.outcome is Outcome.ADMIT:
-                self._start(waiting.pop(), attempt.decision, budget, draft)
+                waiting.take(head)
+                self._start(head, attempt.decision, budget, draft)
                 continue
             draft.waits[head.request_id] = attempt.decision
             draft.closed = attempt.closed
             if attempt.outcome is Outcome.STOP:
                 break
             for_tokens = for_tokens or attempt.closed is Closed.TOKENS
-            passed_over.append(waiting.pop())
+            waiting.take(head)
+            passed_over.append(head)
         for request in passed_over:
             waiting.push(request)
         return for_tokens
+
+    def _comes_before_all(self, head: Request) -> bool:
+        served, tick = self._state.served, self._state.decodes.tick
+        assert served is not None
+        mine = served.served(head.source.tenant, tick)
+        others = {request.source.tenant for request in self._state.prefilling.values()}
+        return bool(others) and all(mine < served.served(tenant, tick) for tenant in others)
 
     def _start(self, request: Request, decision: Decision, budget: PrefillBudget, draft: _Draft) -> None:
         rid = request.request_id
@@ -270,6 +342,8 @@ class Planner:
                 self._state.counters.prefix_queries += request.num_prompt
                 self._state.counters.prefix_hits += match.num_tokens
             self._state.promises.make(request, request.num_computed)
+        if self._state.served is not None:
+            self._state.served.charge(request, request.num_tokens - request.num_computed)
         request.state = State.PREFILLING
         request.resumed_at = request.num_tokens
         request.admitted_ns = request.admitted_ns or draft.now

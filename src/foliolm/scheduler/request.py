@@ -42,6 +42,7 @@ class Request:
         stop_ids: token ids that end it.
         min_tokens_at: no end token counts before it has this many tokens.
         num_preemptions: how often it gave way.
+        queue_entry: number of its place in the waiting queue; 0: it has none.
         is_swapped, swap_step: its KV lies on the host; the step that moves it there, 0 before that is planned.
         resumed_at: ``num_tokens`` when it was last admitted.
         prompt_logprobs_sent: entries delivered so far.
@@ -77,6 +78,7 @@ class Request:
         "pending",
         "promised",
         "prompt_logprobs_sent",
+        "queue_entry",
         "queued_ns",
         "request_id",
         "resumed_at",
@@ -109,6 +111,7 @@ class Request:
             self.stop_ids |= frozenset(source.eos_token_ids)
         self.min_tokens_at = self.num_prompt + sampling.min_tokens
         self.num_preemptions = 0
+        self.queue_entry = 0
         self.is_swapped = False
         self.swap_step = 0
         self.resumed_at = 0

@@ -13,6 +13,7 @@ from foliolm.core.result import StepResult
 from foliolm.kv import KVManager
 from foliolm.scheduler.admission import check_possible, token_limit
 from foliolm.scheduler.commit import Committer
+from foliolm.scheduler.forecast import Forecaster
 from foliolm.scheduler.planner import Planner
 from foliolm.scheduler.request import Request
 from foliolm.scheduler.state import SchedulerState
@@ -98,6 +99,7 @@ class Scheduler:
         self._state = SchedulerState(config, kv)
         self._planner = Planner(self._state, chunks, prices)
         self._committer = Committer(self._state)
+        self._forecaster = None if prices is None else Forecaster(self._state, prices)
         self._arrivals = 0
 
     @property
@@ -114,7 +116,7 @@ class Scheduler:
 
         Raises:
             RequestError: it can never run; the message holds the sum.
-            QueueFullError: as many wait as may.
+            QueueFullError: as many wait as may, or (TtftTargetError) its first token would come too late.
             ValueError: the id is in use, or it asks for more than one completion.
         """
         state = self._state
@@ -134,6 +136,10 @@ class Scheduler:
         priority = request.priority if self.config.scheduling_policy == "priority" else 0
         order = (priority, request.arrival_ns, self._arrivals)
         live = Request(request, order, token_limit(request, self.config, state.kv), now)
+        if self._forecaster is not None:
+            self._forecaster.check(live, self._planner.known_tokens(live))
+        if state.served is not None:
+            state.served.enter(live, state.decodes.tick)
         state.requests[request.request_id] = live
         state.waiting.push(live)
 

@@ -10,6 +10,7 @@ from foliolm.core.plan import BlockSwap, LogitsAt, StepPlan, SwapNote
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.kv import HostPool, KVManager, PrefixMatch, SwapSpace
 from foliolm.scheduler.decodes import DecodeSet
+from foliolm.scheduler.fairness import ServedTokens
 from foliolm.scheduler.promises import PrefixPromises
 from foliolm.scheduler.queue import WaitingQueue
 from foliolm.scheduler.request import Request, State
@@ -71,9 +72,13 @@ class SchedulerState:
         self.config = config
         self.kv = kv
         self.requests: dict[int, Request] = {}
-        self.waiting = WaitingQueue()
+        self.served = ServedTokens() if config.fairness else None
+        self.waiting = WaitingQueue(
+            round(config.age_bound_s * 1e9) if config.fairness or config.scheduling_policy != "fcfs" else None,
+            None if self.served is None else self._turn,
+        )
         self.prefilling: dict[int, Request] = {}
-        self.decodes = DecodeSet(config.block_size)
+        self.decodes = DecodeSet(config.block_size, self.served)
         self.flights: deque[Flight] = deque()
         self.released: list[int] = []
         self.preempted: list[int] = []
@@ -106,6 +111,10 @@ class SchedulerState:
             (decoding and flight.tick >= request.join_tick) + (flight.step_id == request.sample_step)
             for flight in self.flights
         )
+
+    def _turn(self, tenants: Iterator[str]) -> str:
+        assert self.served is not None
+        return self.served.least(tenants, self.decodes.tick)
 
     def host_room(self, wanted: int) -> int:
         """Host slots that ``wanted`` of could be handed out now."""
@@ -179,6 +188,8 @@ class SchedulerState:
         self.withdraw(request)
         request.state = State.FINISHED
         del self.requests[request.request_id]
+        if self.served is not None:
+            self.served.leave(request)
         self.released.append(request.request_id)
 
     def problems(self) -> list[str]:

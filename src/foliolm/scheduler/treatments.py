@@ -46,10 +46,12 @@ class Treatments:
         self._config = state.config
         self._prices = prices
 
-    def choose(self) -> Treatment | None:
-        """The next request that gives way, and how; None where nobody may be asked to."""
+    def choose(self, tenant: str | None = None) -> Treatment | None:
+        """The next request that gives way (of one tenant), and how; None where nobody may be asked to."""
         state = self._state
         candidates = eligible_victims(state.running(), self._config, state.decodes.tick)
+        if tenant is not None:
+            candidates = [request for request in candidates if request.source.tenant == tenant]
         if not candidates:
             return None
         policy = self._config.preemption_victim
