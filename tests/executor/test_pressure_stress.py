@@ -12,7 +12,7 @@ from support.tiny_models import VOCAB, ours, reference
 from support.torch_engine import generate, request
 
 COUNT = 200
-POOL = {"chunk": 48, "block_size": 4, "num_blocks": 90, "max_num_seqs": 24, "max_model_len": 80}
+POOL = {"chunk": 48, "block_size": 4, "num_blocks": 80, "max_num_seqs": 24, "max_model_len": 80}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_same_tokens_with_and_without(model, requests, unpressed, mode, shar
 
 
 class LongOnesSwap(MadePrices):
-    """Moving costs as much as computing 16 tokens, whatever moves."""
+    """Moving costs as much as computing 12 tokens, whatever moves."""
 
     def swap(self, blocks: int) -> float:
-        return 16.0
+        return 12.0

@@ -87,6 +87,8 @@ class Admission:
         promises: prefixes that running requests are computing.
         swap: requests whose KV waits on the host.
         landed: whether a step has been committed.
+        worth: predicted seconds of waiting for a prefix and of computing it, by known, awaited and uncached tokens;
+            empty where nothing is known.
     """
 
     def __init__(
@@ -96,12 +98,14 @@ class Admission:
         promises: PrefixPromises,
         swap: SwapSpace,
         landed: Callable[[int], bool],
+        worth: Callable[[int, int, int], tuple[tuple[str, float], ...]] = lambda known, awaited, uncached: (),
     ) -> None:
         self._config = config
         self._kv = kv
         self._promises = promises
         self._swap = swap
         self._landed = landed
+        self._worth = worth
 
     def match(self, request: Request) -> PrefixMatch:
         """The known prefix of a waiting request; looked up again whenever the index has changed."""
@@ -148,10 +152,9 @@ class Admission:
         match = self.match(request)
         held = self._swap.get(rid) if self._swap.usable(rid, match) else None
         uncached = request.num_tokens - (match.num_tokens if held is None else held.num_tokens)
-        awaited, owner = self._awaited(request, match, uncached)
-        if owner is not None and held is None:
-            skip = Decision(DecisionKind.SKIP, rid, "prefix_in_flight", awaited, match.num_tokens, owner)
-            return Attempt(Outcome.SKIP, skip, Closed.EMPTY)
+        awaited = self._awaited(request, match, uncached) if held is None else None
+        if awaited is not None:
+            return Attempt(Outcome.SKIP, awaited, Closed.EMPTY)
         needed = self._kv.blocks_for(request.num_tokens) - len(match.nodes) + match.num_idle
         available = self._kv.num_free
         if needed + headroom > available:
@@ -168,13 +171,22 @@ class Admission:
         reason = "fits" if held is None else "swapped_in"
         return Attempt(Outcome.ADMIT, Decision(DecisionKind.ADMIT, rid, reason, needed, available))
 
-    def _awaited(self, request: Request, match: PrefixMatch, uncached: int) -> tuple[int, int | None]:
-        """Tokens that somebody else is computing for it right now, if they are most of what it lacks.
+    def _awaited(self, request: Request, match: PrefixMatch, uncached: int) -> Decision | None:
+        """The reason to wait for tokens that somebody else is computing for it right now, or None.
 
         Whoever computes them is ahead, so that waiting takes no longer than computing the same tokens out of the same
-        budget would; and it leaves that budget to others.
+        budget would, but for one more step; and it leaves that budget to others. Where prices are known they decide;
+        where not, one waits for what is most of what it lacks.
         """
         if not self._shares(request):
-            return 0, None
-        tokens, owner = self._promises.ahead(request, match.num_tokens)
-        return (tokens, owner) if owner is not None and 2 * tokens >= uncached else (0, None)
+            return None
+        known = match.num_tokens
+        awaited, owner = self._promises.ahead(request, known)
+        if owner is None:
+            return None
+        predicted = self._worth(known, awaited, uncached)
+        costs = dict(predicted)
+        if costs["wait"] >= costs["compute"] if costs else 2 * awaited < uncached:
+            return None
+        skip, rid = DecisionKind.SKIP, request.request_id
+        return Decision(skip, rid, "prefix_in_flight", awaited, known, owner, predicted)

@@ -62,8 +62,10 @@ class Planner:
         self._chunks = chunks
         self._config = state.config
         self._kv = state.kv
-        self._admission = Admission(state.config, state.kv, state.promises, state.swap, state.landed)
         self._treatments = Treatments(state, prices)
+        self._admission = Admission(
+            state.config, state.kv, state.promises, state.swap, state.landed, self._treatments.waiting_or_computing
+        )
         self._step_id = 0
         if state.config.scheduling_policy == "prefix":
             state.waiting.rank_by(self._admission.uncached_share)

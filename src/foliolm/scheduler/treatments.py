@@ -61,6 +61,19 @@ class Treatments:
             return self._treat(candidates[-1])
         return self._cheapest(candidates)
 
+    def waiting_or_computing(self, known: int, awaited: int, uncached: int) -> tuple[tuple[str, float], ...]:
+        """Seconds to compute a prompt's uncached tokens now, and to let another compute the first of them.
+
+        Who waits needs a step more: the price of that is a chunk of one token.
+        """
+        if self._prices is None or not self._prices.known:
+            return ()
+        streams, context = len(self._state.decodes), self._state.decodes.context_tokens
+        price = self._prices.recompute
+        step = price(known + 1, known, streams, context)
+        rest = price(known + uncached, known + awaited, streams, context)
+        return (("wait", step + rest), ("compute", price(known + uncached, known, streams, context)))
+
     def _cheapest(self, candidates: Sequence[Request]) -> Treatment:
         """The least seconds for each block that becomes free, among the last in order of the least important."""
         worst = candidates[-1].order[0]
