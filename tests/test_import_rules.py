@@ -35,11 +35,12 @@ ALLOWED = {
         "assemble",
     },
     "simulate": {"core", "shape", "scheduler", "kv", "ledger", "engine", "executor.cost", "assemble"},
+    "bench": {"core", "simulate.workload", "simulate.spread"},
     "plan": {"core", "shape", "scheduler", "kv", "ledger", "engine", "executor.cost", "assemble"},
 }
 """By room, the other rooms that its files may import. ``cli`` and ``assemble`` may import anything."""
 
-LIGHT = ("core", "shape", "kv", "scheduler", "ledger", "plan", "simulate")
+LIGHT = ("core", "shape", "kv", "scheduler", "ledger", "plan", "simulate", "bench")
 """Rooms that must not import torch, not even inside a function: they run where only the base install is."""
 
 

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "validate": ("foliolm.cli.validate", "validate", "Measured runs again in virtual time, and how far off that is."),
     "plan": ("foliolm.cli.plan", "app", "What a model needs on a device, and what binds it: arithmetic only."),
     "simulate": ("foliolm.cli.simulate", "app", "What a workload will do on a device, ahead of time."),
+    "bench": ("foliolm.cli.bench", "bench", "A workload against a live server, measured, and predicted beside it."),
     "probe": ("foliolm.cli.probe", "probe", "Measure this machine's memory and matmul rates."),
 }
 

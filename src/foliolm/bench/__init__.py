@@ -1,0 +1,1 @@
+"""Workloads played against a live server that speaks OpenAI's API, measured from outside."""

@@ -1,0 +1,1 @@
+"""What ``foliolm bench`` shows."""
