@@ -131,6 +131,7 @@ class Books:
         engine_index: which engine of the client's list it is.
         ledger: a folder for JSON lines, or None.
         itl_target_ms: see ``EngineConfig``.
+        timelines: see ``Ledger``.
     """
 
     cost: StepCost
@@ -138,6 +139,7 @@ class Books:
     engine_index: int = 0
     ledger: str | None = None
     itl_target_ms: float | None = None
+    timelines: bool = True
 
 
 def virtual_scheduler(
@@ -250,6 +252,7 @@ def _compose(
         cost_source=books.cost_source,
         journal=journal,
         block_size=settings.block_size,
+        timelines=books.timelines,
     )
     if journal is not None:
         started = clock.now()

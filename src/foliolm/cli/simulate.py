@@ -49,6 +49,10 @@ def _simulate(
     ledger: Annotated[Path | None, typer.Option(help="Write the engine's books here, for foliolm explain.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the run (.png or .svg).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report of one self-contained file.")] = None,
+    leap: Annotated[
+        bool,
+        typer.Option("--leap/--no-leap", help="Take runs of like decode steps at once; the numbers are the same."),
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")] = False,
 ) -> None:
     """Play a workload through the engine's own scheduler and KV manager in virtual time: no weights, no GPU.
@@ -74,12 +78,12 @@ def _simulate(
 
         if ledger is not None or html is not None:
             raise ConfigError("--compare runs several engines; it takes --plot, not --ledger or --html")
-        run_comparison(described, options, modes_of(compare, chosen), seed, plot, as_json)
+        run_comparison(described, options, modes_of(compare, chosen), seed, leap, plot, as_json)
         return
     machine, reasons = described.machine(chosen)
     for line in reasons:
         _say(line)
-    outcome, wall_s = run_one(machine, options, seed)
+    outcome, wall_s = run_one(machine, options, seed, leap)
     numbers = outcome.to_json(wall_s)
     if outcome.collector.first_refusal:
         _say(f"{outcome.collector.num_refused} refused; the first: {outcome.collector.first_refusal}")
@@ -95,7 +99,7 @@ def _simulate(
     print_outcome(numbers, described.setting.shape.name, described.setting.need_device().id)
 
 
-def run_one(machine: Machine, options: WorkloadOptions, seed: int) -> tuple[Outcome, float]:
+def run_one(machine: Machine, options: WorkloadOptions, seed: int, leap: bool = True) -> tuple[Outcome, float]:
     """Play a workload with a progress bar; the outcome and the wall time that it took."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -114,7 +118,7 @@ def run_one(machine: Machine, options: WorkloadOptions, seed: int) -> tuple[Outc
                 bar.update(task, completed=done)
 
         began = time.perf_counter()
-        outcome = play(machine, workload, show)
+        outcome = play(machine, workload, show, leap)
         wall_s = time.perf_counter() - began
     if outcome.interrupted:
         _say(f"interrupted after {outcome.collector.num_ended} requests; the numbers are of those")

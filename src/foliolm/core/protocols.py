@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from foliolm.core.plan import Closed, StepPlan
 from foliolm.core.result import StepResult
@@ -36,11 +36,49 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class SteadyExecutor(Protocol):
+    """An executor in virtual time that can run like decode steps without a plan for each; see `CostExecutor`."""
+
+    @property
+    def knows_steady(self) -> bool:
+        """Whether it can for its model."""
+        ...
+
+    def steady(self, num_decodes: int, context: int, longest: int, most: int, until_ns: int | None) -> list[int]:
+        """Run up to ``most`` steps of the same decodes; nanoseconds of each."""
+        ...
+
+
 class CostModel(Protocol):
     """Predicts the time of a step."""
 
     def seconds(self, plan: StepPlan) -> float:
         """Predicted seconds of the whole step."""
+        ...
+
+
+class SteadyCost(Protocol):
+    """A `CostModel` that can also say what like decode steps take, one after another, without a plan for each.
+
+    Attributes:
+        knows_steady: whether it can for its model.
+    """
+
+    knows_steady: bool
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds of the whole step."""
+        ...
+
+    def steady_seconds(self, num_decodes: int, context: int, longest: int) -> float:
+        """Predicted seconds of a step of decodes alone; exactly what ``seconds`` says of its plan.
+
+        Args:
+            num_decodes: rows.
+            context: their contexts together.
+            longest: the longest of them.
+        """
         ...
 
 

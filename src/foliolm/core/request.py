@@ -82,6 +82,7 @@ class RequestStamps:
         admitted_ns: first admitted.
         first_token_ns, last_token_ns: its first and last tokens were committed.
         num_preemptions, num_cached_tokens: counts.
+        num_output_tokens: sampled by the end, those of steps in flight included.
     """
 
     arrival_ns: int = 0
@@ -91,6 +92,7 @@ class RequestStamps:
     last_token_ns: int = 0
     num_preemptions: int = 0
     num_cached_tokens: int = 0
+    num_output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from foliolm.core.errors import RequestError
 from foliolm.core.grammar import Grammars
 from foliolm.core.plan import Decision, DecisionKind, StepPlan
-from foliolm.core.protocols import Clock, Executor, StepHandle
+from foliolm.core.protocols import Clock, Executor, SteadyExecutor, StepHandle
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.request import EngineRequest, FinishReason, TokenOutput
 from foliolm.core.result import StepResult
@@ -87,6 +87,7 @@ class Engine:
         self.ledger = ledger
         self.info = info
         self.depth = depth
+        self._steady = executor if isinstance(executor, SteadyExecutor) else None
         self.in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self.last_record: StepRecord | None = None
         self.turns: tuple[Decision, ...] = ()  # admissions and preemptions that the last step() planned
@@ -162,6 +163,29 @@ class Engine:
         plan, handle = self.in_flight.popleft()
         return self._commit(plan, handle)
 
+    def leap(self, until_ns: int | None) -> tuple[int, list[int], list[int]] | None:
+        """Take the coming steps at once, where they only decode and nobody reads them one by one.
+
+        Only in virtual time. Everything is as after so many calls of ``step``, but for step records.
+
+        Args:
+            until_ns: no step is planned at or after this.
+
+        Returns:
+            Rows in each step, nanoseconds of each, and KV blocks in use after each; None: the next step must be taken
+            by ``step``.
+        """
+        executor = self._steady
+        if self.depth or executor is None or not executor.knows_steady:
+            return None
+        if not self.ledger.takes_leaps or (most := self.scheduler.like_steps()) < 2:
+            return None
+        rows, context, longest = self.scheduler.steady()
+        times = executor.steady(rows, context, longest, most, until_ns)
+        used = self.scheduler.leap(len(times))
+        self.ledger.leap(rows, times)
+        return rows, times, used
+
     def take_finished(self) -> list[RequestRecord]:
         """Records of the requests that ended since the last call."""
         finished, self.finished = self.finished, []
@@ -205,8 +229,7 @@ class Engine:
         return self._booked(outputs, now)
 
     def _load(self) -> Load:
-        stats = self.scheduler.stats()
-        return Load(stats.num_waiting, stats.kv_blocks_used)
+        return Load(*self.scheduler.load())
 
     def _fail_all(self, error: Exception, now: int) -> list[TokenOutput]:
         # The scheduler itself failed, so nothing says whose fault it is: every open request ends, and the loop lives.
@@ -227,7 +250,8 @@ class Engine:
             record = self.ledger.note(output, now, flying)
             if record is not None:
                 self.finished.append(record)
-                outputs[index] = replace(output, timeline=record.timeline)
+                if record.timeline is not None:
+                    outputs[index] = replace(output, timeline=record.timeline)
         return outputs
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from foliolm.core.plan import StepPlan
 from foliolm.core.protocols import CostModel
 from foliolm.core.result import StepResult, StepSeconds
+
+if TYPE_CHECKING:
+    from foliolm.core.protocols import SteadyCost
 
 _NS = 1_000_000_000
 
@@ -59,6 +62,34 @@ class CostExecutor:
         start = max(self._clock.now(), self._busy_until)
         self._busy_until = start + time_ns
         return CostHandle(StepResult(plan.step_id, None, StepSeconds(time_ns / _NS)), self._busy_until, self._clock)
+
+    @property
+    def knows_steady(self) -> bool:
+        """Whether `steady` can say what like decode steps take."""
+        return getattr(self.cost, "knows_steady", False)
+
+    def steady(self, num_decodes: int, context: int, longest: int, most: int, until_ns: int | None) -> list[int]:
+        """Run up to ``most`` steps of the same decodes: nanoseconds of each, time advanced past all of them.
+
+        Args:
+            num_decodes: rows.
+            context: their contexts together, before the first step.
+            longest: the longest of them.
+            most: steps, at least 1.
+            until_ns: no step begins (the host's part included) at or after this; None: all are run.
+        """
+        seconds = cast("SteadyCost", self.cost).steady_seconds
+        now, host = self._clock.now(), self._host_ns
+        times: list[int] = []
+        while len(times) < most and (until_ns is None or now < until_ns):
+            time_ns = round(seconds(num_decodes, context, longest) * _NS)
+            times.append(time_ns)
+            now += host + time_ns
+            context += num_decodes
+            longest += 1
+        self._clock.advance_to(now)
+        self._busy_until = now
+        return times
 
     def close(self) -> None:
         """Nothing is held."""

@@ -198,6 +198,22 @@ class KVManager:
             added.append((block,))
         return tuple(added)
 
+    def grow_each(self, request_ids: Sequence[int]) -> None:
+        """As ``grow`` for each id in turn; one may be there several times.
+
+        Raises:
+            ValueError: too few blocks are free; nothing was changed.
+            KeyError: one holds nothing.
+        """
+        count = len(request_ids)
+        if count > self.num_free:
+            raise ValueError(f"{count} blocks are needed, {self.num_free} are free")
+        tables = [self._tables[request_id] for request_id in request_ids]
+        self._evict_until(count)
+        for group, pool in enumerate(self._pools):
+            for table, block in zip(tables, pool.allocate(count), strict=True):
+                table.groups[group].append(block)
+
     def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
         """Make the full blocks among a request's computed tokens findable; for one that holds nothing, a no-op.
 

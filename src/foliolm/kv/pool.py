@@ -130,14 +130,20 @@ class BlockPool:
             ValueError: a block is not in use (a double free); nothing was changed.
         """
         references = self.references
-        for block in blocks:
-            if references[block] < 1 or block == NULL_BLOCK:
-                raise ValueError(f"block {block} is freed, but nobody holds it")
-        unheld = []
-        for block in blocks:
-            references[block] -= 1
-            if references[block] == 0:
-                unheld.append(block)
+        held = list(map(references.__getitem__, blocks))
+        if blocks and (min(held) < 1 or NULL_BLOCK in blocks):
+            block = next(block for block in blocks if references[block] < 1 or block == NULL_BLOCK)
+            raise ValueError(f"block {block} is freed, but nobody holds it")
+        if blocks and max(held) == 1:
+            unheld = blocks
+            for block in blocks:
+                references[block] = 0
+        else:
+            unheld = []
+            for block, count in zip(blocks, held, strict=True):
+                references[block] = count - 1
+                if count == 1:
+                    unheld.append(block)
         if fence is None:
             self._lay_down(unheld)
         elif unheld:
@@ -176,6 +182,11 @@ class BlockPool:
 
     def _lay_down(self, blocks: list[int]) -> None:
         kept, states = self._kept, self._states
+        if not any(map(kept.__getitem__, blocks)):
+            for block in blocks:
+                states[block] = BlockState.EMPTY
+            self._empty.extend(blocks)
+            return
         for block in blocks:
             if not kept[block]:
                 states[block] = BlockState.EMPTY

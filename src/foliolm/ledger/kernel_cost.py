@@ -31,7 +31,7 @@ class HostTimes:
 
 
 class KernelCost:
-    """A `CostModel` of kernel tables.
+    """A `SteadyCost` of kernel tables.
 
     ``t = t0 + B·ts + once(N) + layers · (dense(N) + attention) + per_sequence(S) [+ all-reduce]``
 
@@ -73,12 +73,16 @@ class KernelCost:
         self._expert_ranks = expert_ranks
         self._dense: dict[int, float] = {}
         self._longest = (-1, 0)
+        self.knows_steady = True
+        self._without_attention: dict[int, float] = {}
 
     def seconds(self, plan: StepPlan) -> float:
         """Predicted seconds of the whole step."""
         if not plan.num_rows:
             return 0.0
         decodes = plan.decodes
+        if not plan.rows and not plan.swapped:
+            return self.steady_seconds(len(decodes), decodes.context_tokens, self._longest_context(decodes))
         rows, context = len(decodes.request_ids), decodes.context_tokens
         longest = self._longest_context(decodes) if rows else 0
         chunks = []
@@ -99,6 +103,19 @@ class KernelCost:
             + self.all_reduces(tokens)
             + (self.cost.swap_seconds(counts_of_plan(self.cost.model, plan)) if plan.swapped else 0.0)
         )
+
+    def steady_seconds(self, num_decodes: int, context: int, longest: int) -> float:
+        """Predicted seconds of a step of decodes alone."""
+        known = self._without_attention.get(num_decodes)
+        if known is None:
+            known = self._without_attention[num_decodes] = (
+                self.host.step_s
+                + self.host.sequence_s * num_decodes
+                + self.linears(num_decodes)
+                + sum(curve(num_decodes) for curve in self.tables.per_sequence.values())
+                + self.all_reduces(num_decodes)
+            )
+        return known + self.shape.num_layers * self._decodes_alone(num_decodes, context / num_decodes, longest)
 
     def linears(self, tokens: int) -> float:
         """Seconds of everything that depends on new tokens alone, all layers."""

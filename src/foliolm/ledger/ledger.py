@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from foliolm.core.plan import LogitsAt, StepPlan
@@ -22,6 +22,7 @@ from foliolm.ledger.timelines import Timelines
 
 DEFAULT_CAPACITY = 4096
 _NS = 1_000_000_000
+_NO_WORK = StepWork()
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class Ledger:
         cost_source: where its coefficients come from: ``default``, ``startup``, ``file`` or ``calibrated``.
         journal: takes every record as a line; None: nothing is written.
         block_size: tokens a KV block, for the prefixes' hashes that a journal keeps.
+        timelines: whether to keep where each request's time goes; without a journal nobody may want to know.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Ledger:
         cost_source: str = "default",
         journal: Journal | None = None,
         block_size: int = 16,
+        timelines: bool = True,
     ) -> None:
         self.engine = engine
         self.steps: deque[StepRecord] = deque(maxlen=capacity)
@@ -92,7 +95,7 @@ class Ledger:
         self.on_step: list[Callable[[StepRecord], None]] = []
         self._block_size = block_size
         self._open: dict[int, _Open] = {}
-        self._timelines = Timelines(Shares(cost))
+        self._timelines = Timelines(Shares(cost)) if timelines or journal is not None else None
         self._known_version = -1
         self._tokens_are_known = True
 
@@ -105,10 +108,12 @@ class Ledger:
             now: the clock at its commit, ns.
             load: the scheduler's state.
         """
-        terms, work = self._predicted(plan)
+        # Where nobody reads steps one by one, nobody reads what was predicted of each.
+        terms, work = (None, _NO_WORK) if self.takes_leaps else self._predicted(plan)
         record = self._step_record(plan, result.seconds, now, load or Load(), terms, work)
         self._tokens_are_known = result.tokens is not None
-        self._timelines.book(plan, round(result.seconds.total * _NS), now, terms)
+        if self._timelines is not None:
+            self._timelines.book(plan, round(result.seconds.total * _NS), now, terms)
         self.steps.append(record)
         totals = self.totals
         totals.num_steps += 1
@@ -122,23 +127,39 @@ class Ledger:
             take(record)
         return record
 
+    @property
+    def takes_leaps(self) -> bool:
+        """Whether nobody reads steps one by one, so that runs of them may be booked at once."""
+        return self._timelines is None and self.journal is None and not self.on_step
+
+    def leap(self, num_decodes: int, times_ns: Sequence[int]) -> None:
+        """Book steps of the same decodes; they leave no records, and nothing was predicted of them."""
+        count = len(times_ns)
+        totals = self.totals
+        totals.num_steps += count
+        totals.num_tokens += count * num_decodes
+        totals.num_sampled += count * num_decodes
+        totals.step_seconds += sum(times_ns) / _NS
+
     def record_failure(self, plan: StepPlan | None, now: int) -> None:
         """Book a step that raised; ``plan`` is None where planning itself did."""
         self.totals.num_failed_steps += 1
-        if plan is not None:
+        if plan is not None and self._timelines is not None:
             self._timelines.book(plan, max(0, now - plan.time_ns), now)
 
     def use_cost(self, cost: StepCost, source: str) -> None:
         """Predict with another step cost from the next step on."""
         self.cost, self.cost_source = cost, source
-        self._timelines.use(Shares(cost))
+        if self._timelines is not None:
+            self._timelines.use(Shares(cost))
         if self.journal is not None:
             self.journal.write(CostLine(self.engine, cost, source))
 
     def open(self, request: EngineRequest, now: int) -> None:
         """A request entered the engine's queue at ``now``."""
         self._open[request.request_id] = _Open(request)
-        self._timelines.open(request, now)
+        if self._timelines is not None:
+            self._timelines.open(request, now)
 
     def note(self, output: TokenOutput, now: int, flying: StepPlan | None = None) -> RequestRecord | None:
         """Book what a request was given at ``now``; returns its record if this was its last output.
@@ -156,9 +177,15 @@ class Ledger:
             return None
         del self._open[output.request_id]
         request = entry.request
-        if not self._tokens_are_known:
-            entry.num_output_tokens = self._timelines.num_sampled(output.request_id)
-        in_flight = None if flying is None else (flying, flying.time_ns)
+        timeline = None
+        if self._timelines is None:
+            if output.stamps is not None:
+                entry.num_output_tokens = output.stamps.num_output_tokens
+        else:
+            if not self._tokens_are_known:
+                entry.num_output_tokens = self._timelines.num_sampled(output.request_id)
+            in_flight = None if flying is None else (flying, flying.time_ns)
+            timeline = self._timelines.close(output.request_id, now, in_flight)
         record = RequestRecord(
             engine=self.engine,
             request_id=output.request_id,
@@ -167,7 +194,7 @@ class Ledger:
             num_output_tokens=entry.num_output_tokens,
             finish_reason=FinishReason(output.finish_reason),
             stamps=output.stamps or RequestStamps(arrival_ns=request.arrival_ns),
-            timeline=self._timelines.close(output.request_id, now, in_flight),
+            timeline=timeline,
             priority=request.priority,
             max_tokens=request.sampling.max_tokens,
             prefix=prefix_hashes(request, self._block_size) if self.journal is not None else (),

@@ -8,14 +8,30 @@ from foliolm.ledger.step_cost import StepCost, StepCounts, clamped_contexts
 
 
 class PlanCost:
-    """A `CostModel`: the step cost of a scheduler's plan."""
+    """A `CostModel`: the step cost of a scheduler's plan; a `SteadyCost` where no layer is windowed."""
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
+        self.knows_steady = not any(spec.window for spec in cost.model.kv)
+        self._without_context: dict[int, float] = {}
+        self._per_token = cost.decode_seconds_per_token() if self.knows_steady else 0.0
 
     def seconds(self, plan: StepPlan) -> float:
         """Predicted seconds of the whole step."""
+        decodes = plan.decodes
+        count = len(decodes.request_ids)
+        if self.knows_steady and count and not plan.rows and not plan.swapped and plan.padded_tokens == count:
+            return self.steady_seconds(count, decodes.context_tokens, 0)
         return self.cost.seconds(counts_of_plan(self.cost.model, plan))
+
+    def steady_seconds(self, num_decodes: int, context: int, longest: int) -> float:
+        """Predicted seconds of a step of decodes alone: all but their attention depends on their number only."""
+        known = self._without_context.get(num_decodes)
+        if known is None:
+            no_context = (0.0,) * len(self.cost.model.kv)
+            counts = StepCounts(num_decodes, num_decodes, num_decodes, no_context)
+            known = self._without_context[num_decodes] = self.cost.seconds(counts)
+        return known + context * self._per_token
 
 
 def counts_of_plan(model: ModelAccount, plan: StepPlan) -> StepCounts:

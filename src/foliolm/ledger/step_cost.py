@@ -126,7 +126,18 @@ class StepTerms:
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        return sum(self.parts().values())
+        return (
+            self.host
+            + self.sequences
+            + self.tokens
+            + self.linears
+            + self.decode_attention
+            + self.prefill_attention
+            + self.prefix_read
+            + self.all_reduce
+            + self.lora
+            + self.swap
+        )
 
     def parts(self) -> dict[str, float]:
         """The terms that sum to the total, by name."""
@@ -271,6 +282,17 @@ class StepCost:
         """Counts of ``batch`` decode rows at one context each."""
         per_group = tuple(batch * min(context, spec.window or context) for spec in self.model.kv)
         return StepCounts(batch, batch, batch, per_group)
+
+    def decode_seconds_per_token(self) -> float:
+        """Seconds that each token of context adds to a step of decodes alone, where no layer is windowed."""
+        c, model = self.coefficients, self.model
+        return sum(
+            max(
+                spec.bytes_per_token / (c.kv_decode * self.bandwidth),
+                spec.num_layers * model.decode_flops_per_pair / (c.attention * self.attention_peak),
+            )
+            for spec in model.kv
+        )
 
     def _decode_attention(self, counts: StepCounts) -> float:
         c, model = self.coefficients, self.model

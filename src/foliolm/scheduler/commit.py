@@ -76,6 +76,7 @@ class Committer:
             last_token_ns=request.last_token_ns,
             num_preemptions=request.num_preemptions,
             num_cached_tokens=request.num_cached,
+            num_output_tokens=max(request.num_tokens, len(request.tokens)) - request.num_prompt,
         )
         return TokenOutput(request.request_id, token_ids, logprobs, prompt_logprobs, reason, stop_reason, error, stamps)
 

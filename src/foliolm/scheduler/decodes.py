@@ -31,6 +31,8 @@ class DecodeSet:
         self._ids: tuple[int, ...] = ()
         self._offsets: tuple[int, ...] = ()
         self._stale = False
+        self._longest: int | None = None
+        self._num_answering = 0
 
     def __len__(self) -> int:
         return len(self._members)
@@ -52,9 +54,11 @@ class DecodeSet:
         self._crossing[-request.offset % self._block_size][rid] = request
         self._ends.setdefault(request.end_tick, {})[rid] = request
         self.context_tokens += request.num_computed
+        self._num_answering += request.content is not request.tokens
         self._stale = True
         if self._served is not None:
             self._served.joined(request, self.tick)
+        self._longest = None
 
     def leave(self, request: Request) -> None:
         """A member leaves; its counts are brought up to date. The caller gives it its next state."""
@@ -68,13 +72,39 @@ class DecodeSet:
         request.num_computed = request.offset + self.tick
         request.num_tokens = request.num_computed + 1
         self.context_tokens -= request.num_computed
+        self._num_answering -= request.content is not request.tokens
         self._stale = True
         if self._served is not None:
             self._served.left(request, self.tick)
+        self._longest = None
+
+    @property
+    def answering(self) -> bool:
+        """Whether blocks of a member's answer have a known content; see ``EngineRequest.answer_token_ids``."""
+        return self._num_answering > 0
 
     def crossing(self) -> dict[int, Request]:
         """Members that need a new block to run at the next tick, by id. Not to be changed."""
         return self._crossing[self.tick % self._block_size]
+
+    def crossing_at(self, tick: int) -> dict[int, Request]:
+        """Members that need a new block at a tick to come, if nobody joins or leaves before. Not to be changed."""
+        return self._crossing[tick % self._block_size]
+
+    def longest_context(self) -> int:
+        """Of the members, before the next tick; O(members) where they have changed."""
+        if self._longest is None:
+            self._longest = max(request.offset for request in self._members.values())
+        return self._longest + self.tick
+
+    def next_end(self) -> int:
+        """The tick at which the next member samples its last token; there must be members."""
+        return min(self._ends)
+
+    def pass_ticks(self, count: int) -> None:
+        """Every member has decoded ``count`` tokens, at ticks at which none ended."""
+        self.context_tokens += count * len(self._members)
+        self.tick += count
 
     def filled(self, tick: int) -> list[Request]:
         """Members whose step at a tick wrote the last position of a block."""
@@ -97,8 +127,7 @@ class DecodeSet:
             self._stale = False
         rows = DecodeRows(self._ids, self._offsets, self.tick, self._version, self.context_tokens, grown)
         due = self._ends.get(self.tick)
-        self.context_tokens += len(self._members)
-        self.tick += 1
+        self.pass_ticks(1)
         ending = list(due.values()) if due else []
         for request in ending:
             self.leave(request)

@@ -99,6 +99,20 @@ class Planner:
         """Leading tokens of a request that has arrived that are in the prefix cache."""
         return self._admission.match(request).num_tokens
 
+    @property
+    def is_full(self) -> bool:
+        """True where nobody may join those who run until one of them leaves, and every step says so alike."""
+        if self._config.mode == "static":
+            return not self._batch_open
+        return self._state.num_running >= self._config.max_num_seqs and not self._prompt_steps
+
+    def pass_steps(self, count: int) -> None:
+        """So many steps of decodes alone were taken at once."""
+        self._step_id += count
+        self._prompt_steps = 0
+        self._batch_open = False
+        self._state.last_decode_step = self._step_id
+
     def _prompts_may_run(self, draft: _Draft) -> bool:
         """Where prompts have steps of their own: whether this may be one."""
         if self._config.mode == "static":

@@ -14,6 +14,7 @@ from foliolm.kv import KVManager
 from foliolm.scheduler.admission import check_possible, token_limit
 from foliolm.scheduler.commit import Committer
 from foliolm.scheduler.forecast import Forecaster
+from foliolm.scheduler.leaps import leap, like_steps
 from foliolm.scheduler.planner import Planner
 from foliolm.scheduler.request import Request
 from foliolm.scheduler.state import SchedulerState
@@ -156,6 +157,21 @@ class Scheduler:
         """
         return self._planner.plan(now)
 
+    def like_steps(self) -> int:
+        """How many of the next steps only decode, and decide nothing; 0 where that cannot be said. See `leaps`."""
+        return like_steps(self._state, self._planner.is_full)
+
+    def leap(self, count: int) -> list[int]:
+        """Take so many of those steps at once, as ``schedule`` and ``commit`` would; blocks in use after each."""
+        used = leap(self._state, count)
+        self._planner.pass_steps(count)
+        return used
+
+    def steady(self) -> tuple[int, int, int]:
+        """The decodes' number, their contexts together, and the longest of them, before the next step."""
+        decodes = self._state.decodes
+        return len(decodes), decodes.context_tokens, decodes.longest_context()
+
     def commit(self, plan: StepPlan, result: StepResult, now: int) -> list[TokenOutput]:
         """Append what a step sampled; plans are committed in their order.
 
@@ -170,6 +186,11 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str, now: int) -> list[TokenOutput]:
         """A step raised: end its requests with an error, and leave everybody else alone."""
         return self._committer.fail(plan, message, now)
+
+    def load(self) -> tuple[int, int]:
+        """Requests that wait, and KV blocks that requests hold; O(1), for every step."""
+        kv = self._state.kv
+        return len(self._state.waiting), kv.num_usable - kv.num_free - kv.num_fenced
 
     def stats(self) -> SchedulerStats:
         """Counts as of now; O(1)."""

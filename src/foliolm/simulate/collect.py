@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +40,17 @@ class Curve:
                 del self.points[1::2]
                 self.every *= 2
         self.seen += 1
+
+    def add_leap(
+        self, first: int, gaps: Sequence[int], running: int, waiting: int, kv_blocks: Sequence[int], pool: int
+    ) -> None:
+        """As ``add`` for each step of a leap: the first ends at ``first``, each other so much after the one before."""
+        count = len(kv_blocks)
+        if -self.seen % self.every >= count:
+            self.seen += count
+            return
+        for end, used in zip(itertools.accumulate(gaps, initial=first), kv_blocks, strict=True):
+            self.add((end, running, waiting, used / pool))
 
 
 class Collector:
@@ -109,11 +123,18 @@ class Collector:
         for start in self._fresh.values():
             self.gaps.add(first - start, 1)
         self._fresh.clear()
-        self.gaps.add_all((host + time for time in times[1:]), count) if host else self.gaps.add_all(times[1:], count)
-        for time, used in zip(times, leap.kv_blocks_used, strict=True):
-            self._book(time + host, used)
-            end += host + time
-            self.curve.add((end, count, leap.num_waiting, used / self.kv_blocks))
+        gaps = [host + time for time in times[1:]] if host else times[1:]
+        # Contexts only grow, so that each step takes at least as long as the one before it.
+        self.gaps.add_rising(gaps, count)
+        used = leap.kv_blocks_used
+        self.curve.add_leap(first, gaps, count, leap.num_waiting, used, self.kv_blocks)
+        end = first + sum(gaps)
+        self.busy_ns += end - leap.start_ns
+        self.kv_ns += sum(map(operator.mul, times, used)) + host * sum(used)
+        self.kv_max = max(self.kv_max, used[-1])
+        if leap.num_waiting:
+            spent = end - leap.start_ns
+            self.wait_ns[leap.reason] = self.wait_ns.get(leap.reason, 0) + spent
         self._step_end = self._last_decode = end
 
     def ended(self, record: RequestRecord) -> None:

@@ -67,7 +67,7 @@ def recorded(run: LedgerRun, cost: StepCost | None = None) -> Recorded:
         raise ConfigError("no request of the ledger arrived and ended within its newest steps")
     first = min(sent_ns(record) for record in requests)
     steps = [step for step in run.steps if step.end_ns >= first]
-    arrivals = tuple(_arrival(record, run.engine.scheduler.block_size) for record in requests)
+    arrivals = tuple(arrival_of(record, run.engine.scheduler.block_size) for record in requests)
     return Recorded(
         arrivals,
         run.engine.scheduler,
@@ -115,7 +115,8 @@ def sent_ns(record: RequestRecord) -> int:
     return record.timeline.start_ns + dict(record.timeline.parts).get("http", 0)
 
 
-def _arrival(record: RequestRecord, block_size: int) -> Arrival:
+def arrival_of(record: RequestRecord, block_size: int) -> Arrival:
+    """The request of a record, as many tokens long, with an answer as long as the one that it got."""
     assert record.timeline is not None
     request = EngineRequest(
         request_id=record.request_id,

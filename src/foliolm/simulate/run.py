@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from foliolm.core.errors import QueueFullError, RequestError
+from foliolm.core.errors import FolioError, QueueFullError, RequestError
 from foliolm.core.record import RequestRecord, StepRecord
-from foliolm.core.request import EngineRequest
+from foliolm.core.request import EngineRequest, FinishReason
 from foliolm.engine.engine import Engine
 from foliolm.simulate.clock import VirtualClock
+
+
+class SimulationError(FolioError):
+    """The engine failed in virtual time: a bug, or an executor that raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Leap:
         num_decodes: rows in each.
         kv_blocks_used: in use after each.
         num_waiting: requests that waited meanwhile.
+        reason: why they did.
     """
 
     start_ns: int
@@ -85,6 +90,7 @@ class Leap:
     num_decodes: int
     kv_blocks_used: Sequence[int]
     num_waiting: int
+    reason: str
 
 
 Following = Callable[[RequestRecord, int], Iterable[Arrival]]
@@ -98,6 +104,7 @@ def run_arrivals(
     following: Following | None = None,
     watch: Watch | None = None,
     after_refusal: RefusedFollowing | None = None,
+    leaps: bool = False,
 ) -> VirtualRun:
     """Serve arrivals until nobody is left. Same inputs give the same run, to the nanosecond.
 
@@ -108,11 +115,13 @@ def run_arrivals(
         following: may answer an end with more arrivals (a closed loop): called with the record and the time.
         watch: is told of everything.
         after_refusal: as ``following``, with the refused request's id.
+        leaps: runs of like decode steps may be taken at once, and told to ``watch`` as one.
 
     Raises:
+        SimulationError: a request ended with an error.
         RuntimeError: the engine has work and can never get on with it.
     """
-    return _Run(engine, clock, arrivals, following, watch, after_refusal).run()
+    return _Run(engine, clock, arrivals, following, watch, after_refusal, leaps).run()
 
 
 class _Run:
@@ -126,6 +135,7 @@ class _Run:
         following: Following | None,
         watch: Watch | None,
         after_refusal: RefusedFollowing | None,
+        leaps: bool,
     ) -> None:
         self.engine, self.clock, self.watch = engine, clock, watch
         self.following, self.after_refusal = following, after_refusal
@@ -134,6 +144,7 @@ class _Run:
         self.stream: Iterator[Arrival] = iter(arrivals)
         self.next = next(self.stream, None)
         self.numbers = itertools.count()
+        self.leaps = leaps and watch is not None
         self.followers: list[tuple[int, int, Arrival]] = []
         self.aborts: list[tuple[int, int]] = []
 
@@ -150,6 +161,9 @@ class _Run:
                 due = self.due()
             while self.aborts and self.aborts[0][0] <= now:
                 engine.abort([heapq.heappop(self.aborts)[1]])
+            if self.leaps and (leap := self.leap(now, due)) is not None:
+                self.watch.leapt(leap)  # type: ignore[union-attr]
+                continue
             in_flight = len(engine.in_flight)
             engine.step()
             if self.watch is not None and engine.last_record is not None:
@@ -161,6 +175,20 @@ class _Run:
                 self.wait()
         run.end_ns = clock.now()
         return run
+
+    def leap(self, now: int, due: int | None) -> Leap | None:
+        """Like decode steps at once, up to the next arrival or abort."""
+        until = due
+        if self.aborts:
+            until = self.aborts[0][0] if until is None else min(until, self.aborts[0][0])
+        taken = self.engine.leap(until)
+        if taken is None:
+            return None
+        rows, times, used = taken
+        host = (self.clock.now() - now - sum(times)) // len(times)
+        scheduler = self.engine.scheduler
+        reason = "batch_closed" if scheduler.config.mode == "static" else "sequences"
+        return Leap(now, times, host, rows, used, scheduler.load()[0], reason)
 
     def due(self) -> int | None:
         """When the next arrival is due, or None where there is none."""
@@ -204,6 +232,8 @@ class _Run:
     def close(self, ended: list[RequestRecord], run: VirtualRun) -> None:
         """Tell of those that ended, and take what follows."""
         for record in ended:
+            if record.finish_reason is FinishReason.ERROR:
+                raise SimulationError(f"the engine failed in virtual time at request {record.request_id}; see the log")
             if self.watch is None:
                 run.finished.append(record)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,16 +35,31 @@ class Gaps:
 
     def add(self, gap_ns: int, weight: int) -> None:
         """``weight`` gaps of one length."""
-        shift = gap_ns.bit_length() - _BITS
-        key = gap_ns if shift <= 0 else (shift << _BITS) + (gap_ns >> shift)
+        key = _bin(gap_ns)
         self._bins[key] = self._bins.get(key, 0) + weight
         self.count += weight
         self._sum += gap_ns * weight
 
-    def add_all(self, gaps_ns: Iterable[int], weight: int) -> None:
-        """``weight`` gaps of each length."""
-        for gap_ns in gaps_ns:
-            self.add(gap_ns, weight)
+    def add_rising(self, gaps_ns: Sequence[int], weight: int) -> None:
+        """``weight`` gaps of each length; none is shorter than the one before it."""
+        if not gaps_ns:
+            return
+        key = _bin(gaps_ns[0])
+        if key == _bin(gaps_ns[-1]):
+            total = len(gaps_ns) * weight
+            self._bins[key] = self._bins.get(key, 0) + total
+            self.count += total
+            self._sum += sum(gaps_ns) * weight
+            return
+        bins, last = self._bins, 0
+        for at, gap_ns in enumerate(gaps_ns):
+            other = _bin(gap_ns)
+            if other != key:
+                bins[key] = bins.get(key, 0) + (at - last) * weight
+                key, last = other, at
+        bins[key] = bins.get(key, 0) + (len(gaps_ns) - last) * weight
+        self.count += len(gaps_ns) * weight
+        self._sum += sum(gaps_ns) * weight
 
     def summary(self) -> dict[str, float | None]:
         """As `summary`."""
@@ -59,6 +74,11 @@ class Gaps:
                 at += 1
             found[f"p{share}"] = _middle(keys[at]) * _S
         return found
+
+
+def _bin(gap_ns: int) -> int:
+    shift = gap_ns.bit_length() - _BITS
+    return gap_ns if shift <= 0 else (shift << _BITS) + (gap_ns >> shift)
 
 
 def _middle(key: int) -> float:

@@ -142,7 +142,7 @@ def replay(plan: Replay, fitted: Fitted | None = None, only: frozenset[str] | No
     """
     times: dict[str, Times] = {}
     for items in spread(plan.run.items, plan.replicas):
-        books = Books(plan.cost)
+        books = Books(plan.cost, timelines=False)
         machine = Machine(plan.settings, books, 0.0, plan.run.depth, plan.model(fitted))
         wanted = None if only is None else {item.label for item in items} & only
         times.update(_serve(machine, items, wanted))

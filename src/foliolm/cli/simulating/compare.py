@@ -35,6 +35,7 @@ def run_comparison(
     options: WorkloadOptions,
     modes: Mapping[str, Mapping[str, Any]],
     seed: int,
+    leap: bool,
     plot: Path | None,
     as_json: bool,
 ) -> None:
@@ -45,7 +46,7 @@ def run_comparison(
     numbers: dict[str, dict[str, Any]] = {}
     for name, settings in modes.items():
         machine, _ = described.machine(settings)
-        outcomes[name], wall_s = run_one(machine, options, seed)
+        outcomes[name], wall_s = run_one(machine, options, seed, leap)
         numbers[name] = outcomes[name].to_json(wall_s)
         if outcomes[name].interrupted:
             break

@@ -72,7 +72,7 @@ class Described:
             memory = MemoryOptions(other_bytes=bytes_of_gib("other_gib", self.other_gib))
         scheduler, reasons = virtual_scheduler(config, setting, cost, memory)
         ledger = None if self.ledger is None else str(self.ledger)
-        books = Books(cost, source, ledger=ledger, itl_target_ms=config.itl_target_ms)
+        books = Books(cost, source, ledger=ledger, itl_target_ms=config.itl_target_ms, timelines=ledger is not None)
         return Machine(scheduler, books, host_s, config.pipeline_depth, times), (about, *reasons)
 
 
