@@ -151,17 +151,18 @@ def test_serving_and_simulating_compose_their_engines_in_one_place(monkeypatch, 
 @pytest.mark.parametrize("leap", [True, False])
 def test_wall_time_moves_nothing(monkeypatch, leap):
     calm = json.dumps(virtual(leap).to_json(0.0))
+    slept = []
     for name in ("submit", "steady"):
         original = getattr(CostExecutor, name)
 
         def sleepy(self, *args, _original=original):
             time.sleep(0.002)
+            slept.append(1)
             return _original(self, *args)
 
         monkeypatch.setattr(CostExecutor, name, sleepy)
-    began = time.monotonic()
     assert json.dumps(virtual(leap).to_json(0.0)) == calm
-    assert time.monotonic() - began > 0.05
+    assert len(slept) > 10
 
 
 def test_a_setting_that_changes_decisions_shows(tmp_path):
