@@ -99,8 +99,11 @@ class Treatments:
         predicted: tuple[tuple[str, float], ...] = ()
         cheaper = False
         if self._prices is not None and self._prices.known:
-            swap_s = self._prices.swap(blocks)
-            recompute_s = self._recompute_s(victim, computed)
+            back = self._given_back(victim, computed)
+            # What is still on the device when it returns need not be copied back.
+            copied_back = self._state.kv.blocks_for(computed) - back // self._config.block_size
+            swap_s = (self._prices.swap(blocks) + self._prices.swap(min(blocks, copied_back))) / 2
+            recompute_s = self._recompute_s(victim, computed, back)
             cheaper = swap_s <= recompute_s
             predicted = (("recompute", recompute_s),)
             if swap.pool.num_slots and swap_s < float("inf"):
@@ -110,14 +113,14 @@ class Treatments:
             return Treatment(victim, True, "swap", computed, predicted)
         return Treatment(victim, False, "host_full" if wanted else "recompute", computed, predicted)
 
-    def _recompute_s(self, victim: Request, computed: int) -> float:
+    def _recompute_s(self, victim: Request, computed: int, back: int) -> float:
         """Seconds that the others' steps take longer while it is computed again, less what the cache gives back."""
         assert self._prices is not None
         decodes = self._state.decodes
         count, context = len(decodes), decodes.context_tokens
         if victim.state is State.DECODING:
             count, context = count - 1, context - computed
-        return self._prices.recompute(computed, self._given_back(victim, computed), count, context)
+        return self._prices.recompute(computed, back, count, context)
 
     def _given_back(self, victim: Request, computed: int) -> int:
         """Tokens that the prefix cache is likely to give back when it returns.
@@ -132,8 +135,10 @@ class Treatments:
             return 0
         shared = kv.num_shared(victim.request_id)
         others = [request for request in self._state.decodes.members.values() if request is not victim]
-        ticks = min((request.end_tick for request in others), default=0) - self._state.decodes.tick + 1
-        growth = len(others) * max(0, ticks) // size
+        first_end = min((request.end_tick for request in others), default=0)
+        growth = sum(
+            max(0, kv.blocks_for(request.offset + first_end + 1) - kv.holds(request.request_id)) for request in others
+        )
         lost = max(0, growth - kv.num_free)
         return min(computed, size * max(shared, published - lost))
 
