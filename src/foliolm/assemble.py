@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -28,13 +29,17 @@ from foliolm.scheduler import Scheduler
 from foliolm.version import __version__
 
 if TYPE_CHECKING:
+    import torch
+
     from foliolm.core.grammar import Grammars
     from foliolm.core.kvspec import KVSpec
     from foliolm.core.protocols import Clock, CostModel, Executor
     from foliolm.executor.cost import AdvancingClock
     from foliolm.executor.torch.executor import TorchExecutor
     from foliolm.executor.torch.memory import MemorySum
-    from foliolm.model.decoder import DecoderModel
+    from foliolm.model.decoder import Model
+    from foliolm.model.native import NativeModel
+    from foliolm.ops.native.library import Library
     from foliolm.plan.setting import MemoryOptions, Setting
     from foliolm.weights.checkpoint import ModelFiles
 
@@ -94,7 +99,7 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
     seconds = executor.warm_up(settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len)
     report(f"warmed up in {seconds:.1f} s")
 
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype = model.weights_name
     cost, cost_source = _predictor(config, model, executor, settings)
     info = EngineInfo(
         model=str(files.source),
@@ -280,7 +285,7 @@ def _compose(
 
 
 def _predictor(
-    config: EngineConfig, model: DecoderModel, executor: TorchExecutor, settings: SchedulerConfig
+    config: EngineConfig, model: Model, executor: TorchExecutor, settings: SchedulerConfig
 ) -> tuple[StepCost, str]:
     """The step cost of the loaded model on this machine, and where it comes from."""
     from foliolm.executor.torch.measured import loaded_account, measure_device, measure_link, measure_steps
@@ -311,10 +316,11 @@ def _use_threads(config: EngineConfig) -> int:
     return threads
 
 
-def _load(config: EngineConfig, files: ModelFiles, report: Callable[[str], None]) -> DecoderModel:
+def _load(config: EngineConfig, files: ModelFiles, report: Callable[[str], None]) -> Model:
     import torch
 
     from foliolm.model.loader import dummy_model, load_model, resolve_dtype
+    from foliolm.ops.native.library import choose_kernels
 
     if config.device == "auto":
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -324,8 +330,19 @@ def _load(config: EngineConfig, files: ModelFiles, report: Callable[[str], None]
         raise ConfigError(f"--device is {config.device!r}; it must be auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device is cuda, but this PyTorch finds no CUDA device")
-    dtype = resolve_dtype(config.dtype, device)
     began = time.perf_counter()
+    if device.type == "cpu" and not (config.kernels == "auto" and "float16" in (config.dtype, config.kv_cache_dtype)):
+        choice = choose_kernels(config.kernels)
+        report(choice.reason)
+        if choice.library is not None:
+            native = _load_native(config, files, choice.library)
+            report(_loaded(files, native, began))
+            return native
+    elif config.kernels not in ("auto", "torch"):
+        raise ConfigError(f"--kernels is {config.kernels!r}; native kernels are for --device cpu")
+    dtype = resolve_dtype(config.dtype, device)
+    _check_plain(config, dtype)
+    model: Model
     if files.format == "dummy":
         model = dummy_model(files.shape, dtype=dtype, device=device, num_tokens=files.num_tokens)
     else:
@@ -337,8 +354,66 @@ def _load(config: EngineConfig, files: ModelFiles, report: Callable[[str], None]
             num_tokens=files.num_tokens,
             rope_freqs=files.rope_factors,
         )
-    report(f"{'made up' if files.format == 'dummy' else 'loaded'} {files.name} in {time.perf_counter() - began:.1f} s")
+    report(_loaded(files, model, began))
     return model
+
+
+def _load_native(config: EngineConfig, files: ModelFiles, library: Library) -> NativeModel:
+    """The model for the native kernels.
+
+    Raises:
+        ConfigError: float16, which the kernels do not compute with.
+    """
+    import torch
+
+    from foliolm.model.native_loader import NativeBuilder, dummy_native
+
+    for flag, value in (("--dtype", config.dtype), ("--kv-cache-dtype", config.kv_cache_dtype)):
+        if value == "float16":
+            raise ConfigError(f"{flag} is 'float16'; native kernels have float32, bfloat16 and int8 (--kernels torch)")
+    as_stored = config.quantization == "auto" and config.dtype == "auto"
+    weights = "int8"
+    if config.quantization == "none" or (config.quantization == "auto" and not as_stored):
+        weights = "float32" if config.dtype == "auto" else config.dtype
+    kept = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+    kv_dtype = kept[weights if config.kv_cache_dtype == "auto" else config.kv_cache_dtype]
+    if files.format == "dummy":
+        return dummy_native(
+            library, files.shape, weights=weights, kv_dtype=kv_dtype, num_tokens=files.num_tokens
+        )
+    with torch.inference_mode():
+        builder = NativeBuilder(library, files.shape, weights, kv_dtype, files.num_tokens)
+        if as_stored and files.gguf is not None:
+            gguf = files.gguf
+            for part in builder.parameters:
+                builder.add_stored(part.name, gguf.raw(part.name), functools.partial(gguf.floats, part.name))
+        else:
+            for name, tensor in files.iter_tensors():
+                builder.add(name, tensor)
+        return builder.build(files.rope_factors)
+
+
+def _check_plain(config: EngineConfig, dtype: torch.dtype) -> None:
+    """PyTorch's operators compute with one type.
+
+    Raises:
+        ConfigError: the settings ask for another.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if config.quantization == "int8":
+        raise ConfigError("--quantization is 'int8'; it needs native kernels on a CPU (see foliolm doctor)")
+    if config.kv_cache_dtype not in ("auto", name):
+        raise ConfigError(
+            f"--kv-cache-dtype is {config.kv_cache_dtype!r}; without native kernels it is the weights' {name}"
+        )
+
+
+def _loaded(files: ModelFiles, model: Model, began: float) -> str:
+    verb = "made up" if files.format == "dummy" else "loaded"
+    return (
+        f"{verb} {files.name} in {time.perf_counter() - began:.1f} s: weights {model.weights_name}, KV cache "
+        f"{str(model.kv_dtype).removeprefix('torch.')}"
+    )
 
 
 def _grammars(files: ModelFiles) -> Grammars:
@@ -354,7 +429,7 @@ def _grammars(files: ModelFiles) -> Grammars:
     return GrammarsOnDemand(load)
 
 
-def _prefill_rate(model: DecoderModel, block_size: int) -> float:
+def _prefill_rate(model: Model, block_size: int) -> float:
     """Tokens a second that the model prefills, measured on a small pool of its own: the real one needs the budget."""
     from foliolm.executor.torch.executor import TorchExecutor
 
@@ -365,7 +440,7 @@ def _prefill_rate(model: DecoderModel, block_size: int) -> float:
         probe.close()
 
 
-def _size_pool(config: EngineConfig, limits: Limits, model: DecoderModel, rate: float | None) -> MemorySum:
+def _size_pool(config: EngineConfig, limits: Limits, model: Model, rate: float | None) -> MemorySum:
     from foliolm.executor.torch.memory import size_kv_pool
 
     budget = limits.max_num_batched_tokens or default_budget(rate or 0.0, limits.max_num_seqs)

@@ -7,7 +7,7 @@ import torch
 
 from foliolm.model.loader import load_model
 from support.same_tokens import assert_same_tokens
-from support.tiny_models import VOCAB, ours, reference, reference_greedy, reference_logits
+from support.tiny_models import VOCAB, ours_on, reference, reference_greedy, reference_logits
 from support.torch_engine import generate, request
 
 OUTPUT = 24
@@ -35,11 +35,16 @@ def prompts_for(vocab: int, lengths=LENGTHS) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral windowed"])
-def small(request):
+def spoken_by_reference(request):
     kind, config = {"llama": ("llama", {}), "mistral windowed": ("mistral", {"sliding_window": 12})}[request.param]
     theirs = reference(kind, **config)
-    expected = [reference_greedy(theirs, prompt, OUTPUT) for prompt in prompts_for(VOCAB)]
-    return ours(theirs, kind), expected
+    return kind, theirs, [reference_greedy(theirs, prompt, OUTPUT) for prompt in prompts_for(VOCAB)]
+
+
+@pytest.fixture(scope="module", params=["torch", "native", "portable"])
+def small(request, spoken_by_reference):
+    kind, theirs, expected = spoken_by_reference
+    return ours_on(request.param, theirs, kind), expected
 
 
 @pytest.mark.parametrize(("chunk", "block", "depth", "preempted"), PAIRWISE)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
-from foliolm.model.decoder import DecoderModel
+from foliolm.model.decoder import DecoderModel, Model
 from foliolm.model.loader import load_model
+from foliolm.model.native_loader import load_native
+from foliolm.ops.native.build import BuildError, find_compiler
+from foliolm.ops.native.library import Library, load_library
+from foliolm.ops.native.target import best_target, cpu_features
 from foliolm.shape.model import ModelShape, RopeScaling
 
 VOCAB = 160
@@ -94,6 +99,22 @@ def shape_of(model: Any, kind: str, **overrides: Any) -> ModelShape:
 def ours(model: Any, kind: str, dtype: torch.dtype = torch.float32, **overrides: Any) -> DecoderModel:
     """The same weights in our model."""
     return load_model(shape_of(model, kind, **overrides), model.state_dict().items(), dtype=dtype)
+
+
+def ours_on(backend: str, model: Any, kind: str, **overrides: Any) -> Model:
+    """The same weights in float32 on ``torch``, or on a target of the native kernels (``native``: this CPU's best)."""
+    if backend == "torch":
+        return ours(model, kind, **overrides)
+    return load_native(kernels(backend), shape_of(model, kind, **overrides), model.state_dict().items())
+
+
+def kernels(target: str) -> Library:
+    """A target's native kernels; skips where they cannot be built."""
+    try:
+        find_compiler()
+    except BuildError as error:
+        pytest.skip(str(error))
+    return load_library(best_target(cpu_features()).name if target == "native" else target)
 
 
 def reference_logits(model: Any, token_ids: list[int]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from foliolm.core.result import StepResult
 from foliolm.core.sampling import SamplingParams
 from foliolm.executor.torch.executor import TorchExecutor
 from foliolm.kv import KVManager
-from foliolm.model.decoder import DecoderModel
+from foliolm.model.decoder import Model
 from foliolm.scheduler import Scheduler, SchedulerStats
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8)
@@ -59,7 +59,7 @@ def request(rid: int, prompt: Sequence[int], eos: tuple[int, ...] = (), **sampli
 
 
 def generate(
-    model: DecoderModel,
+    model: Model,
     requests: Sequence[EngineRequest],
     *,
     chunk: int = 64,

@@ -13,6 +13,9 @@ SCHEDULING_POLICIES = ("fcfs", "priority", "prefix")
 FAIRNESS = ("off", "user", "api-key")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 PREEMPTION_VICTIMS = ("auto", "last", "least-computed")
+QUANTIZATIONS = ("auto", "none", "int8")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+KERNELS = ("auto", "torch", "native", "portable", "avx2", "avx512-vnni")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TOOL_CALL_PARSERS = ("auto", "hermes", "json")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -28,6 +31,12 @@ class EngineConfig:
         load_format: ``auto``, ``safetensors``, ``gguf``, or ``dummy`` (random weights from the shape alone).
         dtype: of weights and activations; ``auto``: the fastest that the device computes natively.
         device: ``cpu``, ``cuda``, or ``auto``.
+        quantization: ``int8``, ``none``, or ``auto``: on native kernels the fastest that keeps quality (GGUF weights of 4
+            and 8 bits as they are stored, others as int8), unless dtype says otherwise.
+        kv_cache_dtype: of keys and values: ``float32``, ``bfloat16``, ``float16``, ``int8``, or ``auto``: int8 beside
+            quantised weights, else as dtype.
+        kernels: on a CPU ``native`` (the best that it has), ``avx512-vnni``, ``avx2`` or ``portable``; ``torch``; or
+            ``auto``: native where there is a C++ compiler.
         max_model_len: longest prompt plus output, in tokens; None: the model's.
         block_size: tokens a KV block.
         kv_cache_memory_bytes: bytes of the KV pool; None: derived from the memory that is there.
@@ -80,6 +89,9 @@ class EngineConfig:
     load_format: str = "auto"
     dtype: str = "auto"
     device: str = "auto"
+    quantization: str = "auto"
+    kv_cache_dtype: str = "auto"
+    kernels: str = "auto"
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
@@ -118,6 +130,9 @@ class EngineConfig:
         for name, choices in (
             ("load_format", LOAD_FORMATS),
             ("dtype", DTYPES),
+            ("quantization", QUANTIZATIONS),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("kernels", KERNELS),
             ("batching", BATCHING),
             ("prefill_policy", PREFILL_POLICIES),
             ("scheduling_policy", SCHEDULING_POLICIES),

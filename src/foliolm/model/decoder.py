@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +35,43 @@ class StepInput:
     rows: Tensor
 
 
+class Model(Protocol):
+    """What an executor runs: this file's ``DecoderModel``, or the native kernels' model.
+
+    Attributes:
+        shape, num_tokens, dtype, device, native: as ``DecoderModel``.
+    """
+
+    shape: ModelShape
+    num_tokens: int
+    dtype: torch.dtype
+    device: torch.device
+    native: bool
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        ...
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of keys and values: float32, a half precision, or int8 with a scale a head a token."""
+        ...
+
+    @property
+    def weights_name(self) -> str:
+        """How the matrices are stored: a weight format's name."""
+        ...
+
+    def forward(self, step: StepInput, kv: Sequence[LayerKV], attention: Attention | None) -> Tensor:
+        """[S, hidden] normalised hidden states of ``step.rows``; writes the new tokens' keys and values."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, hidden] to [S, num_tokens] float32."""
+        ...
+
+
 @dataclass(slots=True)
 class DecoderModel:
     """Weights of a model, on one device in one dtype.
@@ -48,6 +86,7 @@ class DecoderModel:
         num_tokens: token ids that exist; rows of a padded vocabulary beyond it have no logits.
         dtype: of weights and activations.
         device: where it lies.
+        native: whether the native kernels walk it.
     """
 
     shape: ModelShape
@@ -60,8 +99,19 @@ class DecoderModel:
     num_tokens: int
     dtype: torch.dtype
     device: torch.device
+    native: bool = False
 
-    def forward(self, step: StepInput, kv: Sequence[LayerKV], attention: Attention) -> Tensor:
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of keys and values: as the weights."""
+        return self.dtype
+
+    @property
+    def weights_name(self) -> str:
+        """How the matrices are stored."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def forward(self, step: StepInput, kv: Sequence[LayerKV], attention: Attention | None) -> Tensor:
         """One step of the packed batch; writes the new tokens' keys and values.
 
         Args:
@@ -72,6 +122,7 @@ class DecoderModel:
         Returns:
             [S, hidden] normalised hidden states of ``step.rows``.
         """
+        assert attention is not None
         rotation = make_rotation(step.positions, self.frequencies, self.rope_scale, self.dtype)
         x = functional.embedding(step.input_ids, self.embed)
         last = len(self.layers) - 1

@@ -15,7 +15,7 @@ from foliolm.core.result import StepResult
 from foliolm.core.sampling import SamplingParams
 from foliolm.executor.torch.kv_tensors import KVTensors
 from foliolm.executor.torch.runner import ModelRunner
-from foliolm.model.decoder import DecoderModel
+from foliolm.model.decoder import Model
 
 WARM_UP_SEQS = 64
 """Rows of the warm-up's decode step at most."""
@@ -72,7 +72,7 @@ class TorchExecutor:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: Model,
         *,
         num_blocks: int,
         block_size: int,
@@ -82,7 +82,7 @@ class TorchExecutor:
         grammars: Grammars | None = None,
     ) -> None:
         self.model = model
-        self.kv = KVTensors(model.shape, model.dtype, model.device, num_blocks, block_size, num_host_blocks)
+        self.kv = KVTensors(model.shape, model.kv_dtype, model.device, num_blocks, block_size, num_host_blocks)
         self._runner = ModelRunner(model, self.kv, seed, grammars)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="foliolm-executor") if depth else None
         self._ended = 0.0

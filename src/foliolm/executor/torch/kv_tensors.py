@@ -19,7 +19,9 @@ from foliolm.shape.kv_specs import kv_specs
 from foliolm.shape.model import ModelShape
 
 Move = TypeVar("Move", BlockCopy, BlockSwap)
-DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.int8: "int8"}
+SCALE_BYTES = 4
+"""Of the float32 scale that follows each head's int8 values."""
 
 
 def device_kv_specs(shape: ModelShape, dtype: torch.dtype) -> tuple[KVSpec, ...]:
@@ -59,7 +61,9 @@ class KVTensors:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._host_blocks = num_host_blocks
-        block = (block_size, shape.num_kv_heads, shape.head_dim)
+        # int8 rows carry their scale, so that a block moves as a whole.
+        row = shape.head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
+        block = (block_size, shape.num_kv_heads, row)
         self._groups = [
             _zeros((spec.num_layers, 2, num_blocks, *block), dtype, device, big_pages=True) for spec in self.specs
         ]

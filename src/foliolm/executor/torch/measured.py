@@ -10,11 +10,13 @@ from dataclasses import replace
 import torch
 
 from foliolm.executor.torch.executor import TorchExecutor
+from foliolm.executor.torch.kv_tensors import DTYPE_NAMES
 from foliolm.ledger.accounts import ModelAccount, account
 from foliolm.ledger.host_link import HostLink
 from foliolm.ledger.samples import Sample
 from foliolm.ledger.step_cost import StepCost
-from foliolm.model.decoder import DecoderModel
+from foliolm.model.decoder import Model
+from foliolm.model.native import NativeModel
 from foliolm.shape.device import Device
 from foliolm.shape.probed import probe_path, probed_device
 
@@ -27,14 +29,19 @@ LINK_BLOCKS = 64
 """Blocks that are moved to measure the way to the host."""
 
 
-def loaded_account(model: DecoderModel) -> ModelAccount:
-    """The account of the model as it lies in memory: quantised files are expanded when they are loaded."""
-    dtype = str(model.dtype).removeprefix("torch.")
+def loaded_account(model: Model) -> ModelAccount:
+    """The account of the model as it lies in memory, which need not be as it lies in its files."""
+    kv = DTYPE_NAMES[model.kv_dtype]
+    if isinstance(model, NativeModel):
+        body, head = model.bits
+        held = replace(model.shape, weight_dtype=model.weights_name, weight_bits=body, embedding_bits=head)
+        return account(held, kv_cache_dtype=kv)
+    dtype = DTYPE_NAMES[model.dtype]
     held = replace(model.shape, weight_dtype=dtype, weight_bits=8.0 * model.dtype.itemsize, embedding_bits=None)
-    return account(held)
+    return account(held, kv_cache_dtype=kv)
 
 
-def measure_device(model: DecoderModel) -> Device:
+def measure_device(model: Model) -> Device:
     """The machine's rates: what ``foliolm probe`` kept, where that is of this kind of device, else a quick look."""
     kind = "gpu" if model.device.type == "cuda" else "cpu"
     if probe_path().is_file():
@@ -59,7 +66,7 @@ def measure_device(model: DecoderModel) -> Device:
     )
 
 
-def _best(model: DecoderModel, work: Callable[[], object]) -> float:
+def _best(model: Model, work: Callable[[], object]) -> float:
     """Seconds of the fastest of three runs, after one that does not count."""
     seconds = []
     for _ in range(4):

@@ -11,7 +11,7 @@ import torch
 from foliolm.core.errors import ConfigError
 from foliolm.executor.torch.grouping import BUFFER_BYTES
 from foliolm.executor.torch.kv_tensors import device_kv_specs
-from foliolm.model.decoder import DecoderModel
+from foliolm.model.decoder import Model
 
 CPU_KV_BYTES = 4 << 30
 """Most that the pool takes on a CPU unless the user says otherwise."""
@@ -80,7 +80,7 @@ class MemorySum:
 
 
 def size_kv_pool(
-    model: DecoderModel,
+    model: Model,
     *,
     block_size: int,
     max_model_len: int,
@@ -105,7 +105,7 @@ def size_kv_pool(
         ConfigError: one request of ``max_model_len`` does not fit (names the longest that would), or the pool asked
             for exceeds the memory that is there.
     """
-    specs = device_kv_specs(model.shape, model.dtype)
+    specs = device_kv_specs(model.shape, model.kv_dtype)
     per_token = sum(spec.bytes_per_token for spec in specs)
     per_block = per_token * block_size
     weights = model.weight_bytes
@@ -183,7 +183,7 @@ def size_host_pool(memory: MemorySum, swap_space: float | None) -> tuple[int, st
     return slots, f"host pool: {slots} blocks for KV that gives way, {_size(size)} ({reason})"
 
 
-def activation_bytes(model: DecoderModel, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+def activation_bytes(model: Model, max_num_batched_tokens: int, max_num_seqs: int) -> int:
     """Bytes of temporary tensors in the largest step: the widest point of a layer, attention's scratch, the logits.
 
     A layer at its widest holds the residual stream and a norm (3 hidden), and queries, keys and values twice (before

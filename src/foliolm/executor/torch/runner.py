@@ -18,7 +18,7 @@ from foliolm.executor.torch.grouping import Grouping
 from foliolm.executor.torch.kv_tensors import KVTensors
 from foliolm.executor.torch.requests import RequestTable
 from foliolm.executor.torch.sampler import Sampled, Sampler, token_logprobs
-from foliolm.model.decoder import DecoderModel
+from foliolm.model.decoder import Model
 from foliolm.ops.attention import make_attention
 
 PROMPT_LOGPROB_BYTES = 32 << 20
@@ -36,11 +36,11 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: DecoderModel, kv: KVTensors, seed: int | None = None, grammars: Grammars | None = None
+        self, model: Model, kv: KVTensors, seed: int | None = None, grammars: Grammars | None = None
     ) -> None:
         self._model = model
         self._kv = kv
-        self._attention = make_attention(model.device, kv.block_size)
+        self._attention = None if model.native else make_attention(model.device, kv.block_size)
         self.requests = RequestTable(len(kv.specs), model.num_tokens, seed, grammars)
         spec = kv.specs[0]
         self._batches = BatchBuilder(
@@ -48,7 +48,7 @@ class ModelRunner:
             kv.specs,
             kv.block_size,
             Grouping.of_layer(spec.bytes_per_token // spec.num_layers),
-            self._attention.varlen,
+            self._attention is None or self._attention.varlen,
             model.device,
             model.dtype,
         )

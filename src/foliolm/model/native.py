@@ -1,0 +1,227 @@
+"""A model that the native CPU kernels walk: one call a step, one for the output head."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foliolm.model.decoder import StepInput
+from foliolm.model.layer import LayerKV
+from foliolm.ops.attention import Attention
+from foliolm.ops.native import abi
+from foliolm.ops.native.abi import KVFormat
+from foliolm.ops.native.library import Library
+from foliolm.ops.native.packed import PackedWeight
+from foliolm.shape.model import ModelShape
+
+KV_FORMATS = {torch.float32: KVFormat.F32, torch.bfloat16: KVFormat.BF16, torch.int8: KVFormat.I8}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLinear:
+    """Matrices over one input, their outputs side by side.
+
+    Attributes:
+        parts: at most three.
+        bias: [sum of the parts' n] float32, or None.
+    """
+
+    parts: tuple[PackedWeight, ...]
+    bias: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it occupies."""
+        return sum(part.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
+
+    def struct(self) -> abi.Linear:
+        """For a call; valid while this object lives."""
+        parts = (abi.Weight * 3)(*(part.struct() for part in self.parts))
+        return abi.Linear(len(self.parts), parts, None if self.bias is None else self.bias.data_ptr())
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLayer:
+    """Weights of one layer; see ``DecoderLayer``. Norms are float32; ``gate_up`` has two parts, ``qkv`` three."""
+
+    input_norm: Tensor
+    post_norm: Tensor
+    qkv: NativeLinear
+    o: NativeLinear
+    gate_up: NativeLinear
+    down: NativeLinear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    group: int
+
+    def struct(self) -> abi.Layer:
+        """For a call; valid while this object lives."""
+        return abi.Layer(
+            self.input_norm.data_ptr(),
+            self.post_norm.data_ptr(),
+            None if self.q_norm is None else self.q_norm.data_ptr(),
+            None if self.k_norm is None else self.k_norm.data_ptr(),
+            self.qkv.struct(),
+            self.o.struct(),
+            self.gate_up.struct(),
+            self.down.struct(),
+            self.group,
+        )
+
+    @property
+    def linears(self) -> tuple[NativeLinear, ...]:
+        """All four."""
+        return self.qkv, self.o, self.gate_up, self.down
+
+
+@dataclass(slots=True)
+class _KVPointers:
+    """A pool's layers as the kernels take them."""
+
+    layers: Sequence[LayerKV]
+    keys: ctypes.Array[ctypes.c_void_p]
+    values: ctypes.Array[ctypes.c_void_p]
+
+
+@dataclass(slots=True)
+class NativeModel:
+    """Weights of a model, packed for the kernels. Activations are float32.
+
+    Attributes:
+        shape: its sizes.
+        library: the kernels.
+        embed: [rows, hidden], only looked up.
+        layers: in order.
+        norm: [hidden].
+        head: to [num_tokens]; tied, its panels are the embedding's.
+        frequencies, rope_scale: rotary frequencies [D/2] float32, and the factor on cosine and sine.
+        num_tokens: token ids that exist.
+        kv_dtype: of keys and values: float32, bfloat16 or int8.
+        weights_name: how the matrices are stored, for people and for the books.
+    """
+
+    shape: ModelShape
+    library: Library
+    embed: PackedWeight
+    layers: list[NativeLayer]
+    norm: Tensor
+    head: NativeLinear
+    frequencies: Tensor
+    rope_scale: float
+    num_tokens: int
+    kv_dtype: torch.dtype
+    weights_name: str
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    native: bool = True
+    _struct: abi.Model | None = None
+    _head: abi.Linear | None = None
+    _kv: _KVPointers | None = None
+
+    def forward(self, step: StepInput, kv: Sequence[LayerKV], attention: Attention | None = None) -> Tensor:
+        """One step of the packed batch; writes the new tokens' keys and values.
+
+        Args:
+            step: laid out for the variable-length kernel.
+            kv: a layer's each, in the layers' order.
+            attention: not used: the kernels have their own.
+
+        Returns:
+            [S, hidden] float32 normalised hidden states of ``step.rows``.
+
+        Raises:
+            RuntimeError: the kernels failed (memory).
+        """
+        rows = [layout.varlen for layout in step.layouts]
+        first = rows[0]
+        assert first is not None
+        outputs = step.rows
+        hidden = torch.empty(len(outputs), self.shape.hidden_size)
+        groups = (abi.Group * len(rows))()
+        for group, layout, varlen in zip(groups, step.layouts, rows, strict=True):
+            assert varlen is not None
+            group.table, group.width = varlen.block_table.data_ptr(), varlen.block_table.shape[1]
+            group.slots, group.window = layout.slots.data_ptr(), layout.window or 0
+        pointers = self._pointers(kv)
+        call = abi.Step(
+            len(step.input_ids),
+            len(first.seqused_k),
+            len(outputs),
+            step.input_ids.data_ptr(),
+            step.positions.data_ptr(),
+            outputs.data_ptr(),
+            first.cu_seq_q.data_ptr(),
+            first.seqused_k.data_ptr(),
+            groups,
+            ctypes.addressof(pointers.keys),
+            ctypes.addressof(pointers.values),
+            kv[0].keys.shape[1],
+            int(KV_FORMATS[kv[0].keys.dtype]),
+            torch.get_num_threads(),
+            hidden.data_ptr(),
+        )
+        self.library.check(self.library.calls.folio_forward(ctypes.byref(self._model()), ctypes.byref(call)))
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, hidden] to [S, num_tokens] float32."""
+        if self._head is None:
+            self._head = self.head.struct()
+        hidden = hidden.contiguous()
+        logits = torch.empty(len(hidden), self.num_tokens)
+        self.library.check(
+            self.library.calls.folio_linear(
+                ctypes.byref(self._head), hidden.data_ptr(), len(hidden), logits.data_ptr(), torch.get_num_threads()
+            )
+        )
+        return logits
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        total = self.embed.nbytes + self.norm.nbytes
+        if self.head.parts[0].data.data_ptr() != self.embed.data.data_ptr():
+            total += self.head.nbytes
+        for layer in self.layers:
+            total += layer.input_norm.nbytes + layer.post_norm.nbytes
+            total += sum(linear.nbytes for linear in layer.linears)
+            total += sum(0 if norm is None else norm.nbytes for norm in (layer.q_norm, layer.k_norm))
+        return total
+
+    @property
+    def bits(self) -> tuple[float, float]:
+        """Stored bits a weight, scales included: of the layers' matrices, and of the head."""
+        parts = [part for layer in self.layers for linear in layer.linears for part in linear.parts]
+        body = 8.0 * sum(part.nbytes for part in parts) / sum(part.n * part.k for part in parts)
+        return body, 8.0 * self.embed.nbytes / (self.embed.n * self.embed.k)
+
+    def _model(self) -> abi.Model:
+        if self._struct is None:
+            shape = self.shape
+            self._struct = abi.Model(
+                shape.hidden_size,
+                shape.num_heads,
+                shape.num_kv_heads,
+                shape.head_dim,
+                shape.intermediate_size,
+                len(self.layers),
+                shape.rms_norm_eps,
+                self.rope_scale,
+                self.frequencies.data_ptr(),
+                self.norm.data_ptr(),
+                (abi.Layer * len(self.layers))(*(layer.struct() for layer in self.layers)),
+                self.embed.struct(),
+            )
+        return self._struct
+
+    def _pointers(self, kv: Sequence[LayerKV]) -> _KVPointers:
+        if self._kv is None or self._kv.layers is not kv:
+            kind = ctypes.c_void_p * len(kv)
+            self._kv = _KVPointers(
+                kv, kind(*(layer.keys.data_ptr() for layer in kv)), kind(*(layer.values.data_ptr() for layer in kv))
+            )
+        return self._kv

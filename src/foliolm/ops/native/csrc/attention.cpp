@@ -1,0 +1,440 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "linear.h"
+#include "simd.h"
+
+namespace folio {
+namespace {
+
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+
+struct F32 {
+    static vf load(const uint8_t* p, int64_t i) { return vload(reinterpret_cast<const float*>(p) + i); }
+    static float one(const uint8_t* p, int64_t i) {
+        float value;
+        std::memcpy(&value, p + 4 * i, 4);
+        return value;
+    }
+};
+struct BF16 {
+    static vf load(const uint8_t* p, int64_t i) { return vload_bf16(reinterpret_cast<const uint16_t*>(p) + i); }
+    static float one(const uint8_t* p, int64_t i) {
+        uint16_t half;
+        std::memcpy(&half, p + 2 * i, 2);
+        return bf16_to_float(half);
+    }
+};
+struct I8 {
+    static vf load(const uint8_t* p, int64_t i) { return vload_s8(reinterpret_cast<const int8_t*>(p) + i); }
+    static float one(const uint8_t* p, int64_t i) { return float(int8_t(p[i])); }
+};
+
+template <class F>
+auto with_format(int64_t format, F&& f) {
+    if (format == FOLIO_KV_F32) return f(F32());
+    if (format == FOLIO_KV_BF16) return f(BF16());
+    return f(I8());
+}
+
+float scale_of(const uint8_t* row, int64_t dim) {
+    float scale;
+    std::memcpy(&scale, row + dim, 4);
+    return scale;
+}
+
+// scores[r][t] = q[r] · keys[t] for R queries and T keys.
+template <class K, int R, int T>
+void dots(const float* q, int64_t dim, const uint8_t* const* keys, float* scores) {
+    vf acc[R][T];
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++)
+        FOLIO_UNROLL
+        for (int t = 0; t < T; t++) acc[r][t] = vzero();
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) {
+        vf a[R];
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++) a[r] = vload(q + r * dim + i);
+        FOLIO_UNROLL
+        for (int t = 0; t < T; t++) {
+            vf b = K::load(keys[t], i);
+            FOLIO_UNROLL
+            for (int r = 0; r < R; r++) acc[r][t] = vfma(a[r], b, acc[r][t]);
+        }
+    }
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++)
+        FOLIO_UNROLL
+        for (int t = 0; t < T; t++) {
+            float sum = vsum(acc[r][t]);
+            for (int64_t j = i; j < dim; j++) sum += q[r * dim + j] * K::one(keys[t], j);
+            scores[r * UNIT + t] = sum;
+        }
+}
+
+template <class K, int R>
+void dots_of_rows(const float* q, int64_t dim, const uint8_t* const* keys, int64_t count, float* scores) {
+    int64_t t = 0;
+    for (; t + 4 <= count; t += 4) dots<K, R, 4>(q, dim, keys + t, scores + t);
+    for (; t < count; t++) dots<K, R, 1>(q, dim, keys + t, scores + t);
+}
+
+// out[r][0 … width) += Σ_t weights[r][t] · values[t], columns from `column` on.
+template <class V, int R, int W>
+void sums(const float* weights, const uint8_t* const* values, int64_t count, int64_t column, float* out, int64_t ldo) {
+    vf acc[R][W];
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++)
+        FOLIO_UNROLL
+        for (int w = 0; w < W; w++) acc[r][w] = vload(out + r * ldo + column + w * LANES);
+    for (int64_t t = 0; t < count; t++) {
+        vf b[W];
+        FOLIO_UNROLL
+        for (int w = 0; w < W; w++) b[w] = V::load(values[t], column + w * LANES);
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++) {
+            vf a = vset(weights[r * UNIT + t]);
+            FOLIO_UNROLL
+            for (int w = 0; w < W; w++) acc[r][w] = vfma(a, b[w], acc[r][w]);
+        }
+    }
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++)
+        FOLIO_UNROLL
+        for (int w = 0; w < W; w++) vstore(out + r * ldo + column + w * LANES, acc[r][w]);
+}
+
+template <class V, int R>
+void sums_of_rows(const float* weights, const uint8_t* const* values, int64_t count, int64_t dim, float* out, int64_t ldo) {
+    int64_t i = 0;
+    for (; i + 4 * LANES <= dim && R <= 2; i += 4 * LANES) sums<V, R, 4>(weights, values, count, i, out, ldo);
+    for (; i + 2 * LANES <= dim; i += 2 * LANES) sums<V, R, 2>(weights, values, count, i, out, ldo);
+    for (; i + LANES <= dim; i += LANES) sums<V, R, 1>(weights, values, count, i, out, ldo);
+    for (; i < dim; i++)
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++)
+            for (int64_t t = 0; t < count; t++) out[r * ldo + i] += weights[r * UNIT + t] * V::one(values[t], i);
+}
+
+// One row of scores to weights: rescales what was summed before. Scores beyond `count` become 0.
+void soften(float* scores, int64_t count, float& top, float& sum, float* out, int64_t dim) {
+    int64_t i = 0, whole = (count + LANES - 1) / LANES * LANES;
+    for (int64_t j = count; j < whole; j++) scores[j] = NOTHING;
+    vf tops = vset(NOTHING);
+    for (; i < whole; i += LANES) tops = vmax(tops, vload(scores + i));
+    float highest = std::max(top, vtop(tops));
+    if (highest == NOTHING) {  // nothing may be looked at here: a window ends before, or the unit begins after
+        std::memset(scores, 0, size_t(UNIT) * 4);
+        return;
+    }
+    if (highest > top) {
+        float factor = top == NOTHING ? 0.0f : std::exp(top - highest);
+        sum *= factor;
+        int64_t d = 0;
+        for (; d + LANES <= dim; d += LANES) vstore(out + d, vmul(vload(out + d), vset(factor)));
+        for (; d < dim; d++) out[d] *= factor;
+        top = highest;
+    }
+    vf sums = vzero(), offset = vset(highest);
+    for (i = 0; i < whole; i += LANES) {
+        vf e = vexp(vsub(vload(scores + i), offset));
+        vstore(scores + i, e);
+    }
+    for (int64_t j = count; j < UNIT; j++) scores[j] = 0;
+    for (i = 0; i < whole; i += LANES) sums = vadd(sums, vload(scores + i));
+    sum += vsum(sums);
+}
+
+// keys [count] rows of dim to panels [4][dim][16]; missing ones are zeros.
+template <class K>
+void transpose_keys(const uint8_t* const* keys, int64_t count, int64_t dim, bool scaled, float* out) {
+    for (int64_t panel = 0; panel < UNIT / PANEL; panel++, out += dim * PANEL) {
+        int64_t here = std::clamp<int64_t>(count - panel * PANEL, 0, PANEL);
+        if (here < PANEL) std::memset(out, 0, size_t(dim * PANEL) * 4);
+        for (int64_t t = 0; t < here; t++) {
+            const uint8_t* row = keys[panel * PANEL + t];
+            float scale = scaled ? scale_of(row, dim) : 1.0f;
+            float line[LANES];
+            int64_t i = 0;
+            for (; i + LANES <= dim; i += LANES) {
+                vstore(line, vmul(K::load(row, i), vset(scale)));
+                for (int j = 0; j < LANES; j++) out[(i + j) * PANEL + t] = line[j];
+            }
+            for (; i < dim; i++) out[i * PANEL + t] = scale * K::one(row, i);
+        }
+    }
+}
+
+#if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
+// Eight keys at a time through 8×8 transposes in registers.
+inline void transpose8(const float* in, int64_t ldi, float* out) {
+    __m256 r[8], t[8];
+    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(in + i * ldi);
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(out + i * PANEL, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps(out + (i + 4) * PANEL, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
+
+void transpose_floats(const float* rows, int64_t dim, float* out) {
+    for (int64_t panel = 0; panel < UNIT / PANEL; panel++, out += dim * PANEL)
+        for (int64_t half = 0; half < PANEL; half += 8)
+            for (int64_t i = 0; i < dim; i += 8) transpose8(rows + (panel * PANEL + half) * dim + i, dim, out + i * PANEL + half);
+}
+#endif
+
+// Rows of dim to floats [UNIT][padded]; missing ones and columns are zeros.
+template <class V>
+void copy_rows(const uint8_t* const* rows, int64_t count, int64_t dim, int64_t padded, bool scaled, float* out) {
+    for (int64_t t = 0; t < UNIT; t++, out += padded) {
+        if (t >= count) {
+            std::memset(out, 0, size_t(padded) * 4);
+            continue;
+        }
+        float scale = scaled ? scale_of(rows[t], dim) : 1.0f;
+        int64_t i = 0;
+        for (; i + LANES <= dim; i += LANES) vstore(out + i, vmul(V::load(rows[t], i), vset(scale)));
+        for (; i < dim; i++) out[i] = scale * V::one(rows[t], i);
+        for (; i < padded; i++) out[i] = 0;
+    }
+}
+
+}  // namespace
+
+void write_head(uint8_t* to, int64_t format, int64_t dim, const float* from) {
+    if (format == FOLIO_KV_F32) {
+        std::memcpy(to, from, size_t(dim) * 4);
+    } else if (format == FOLIO_KV_BF16) {
+        for (int64_t i = 0; i < dim; i++) {
+            uint16_t half = float_to_bf16(from[i]);
+            std::memcpy(to + 2 * i, &half, 2);
+        }
+    } else {
+        float top = 0;
+        for (int64_t i = 0; i < dim; i++) top = std::max(top, std::fabs(from[i]));
+        float inverse = top > 0 ? 127.0f / top : 0.0f, scale = top / 127.0f;
+        for (int64_t i = 0; i < dim; i++) to[i] = uint8_t(int8_t(std::nearbyint(from[i] * inverse)));
+        std::memcpy(to + dim, &scale, 4);
+    }
+}
+
+void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim) {
+    step_ = &step, group_ = &group;
+    heads_ = heads, kv_heads_ = kv_heads, dim_ = dim, shared_ = heads / kv_heads;
+    padded_ = (dim + PANEL - 1) / PANEL * PANEL;
+    items_.clear(), merges_.clear();
+    int64_t parts = 0;
+    int64_t queries = std::max<int64_t>(1, TILE / shared_);
+    for (int64_t row = 0; row < step.num_rows; row++) {
+        int64_t count = step.starts[row + 1] - step.starts[row], context = step.used[row] - count;
+        auto lowest = [&](int64_t query) {
+            return group.window ? std::max<int64_t>(0, context + query + 1 - group.window) : int64_t(0);
+        };
+        if (count == 1) {
+            int64_t low = lowest(0), length = step.used[row] - low;
+            int64_t splits = (length + SPLIT - 1) / SPLIT;
+            for (int64_t head = 0; head < kv_heads; head++) {
+                if (splits > 1) merges_.push_back({int32_t(step.starts[row]), int32_t(head), int32_t(parts), int32_t(splits)});
+                for (int64_t s = 0; s < splits; s++)
+                    items_.push_back({int32_t(row), int32_t(head), 0, 1, int32_t(low + s * SPLIT),
+                                      int32_t(std::min(low + (s + 1) * SPLIT, step.used[row] + int64_t(0))),
+                                      splits > 1 ? int32_t(parts++) : -1});
+            }
+            continue;
+        }
+        for (int64_t first = 0; first < count; first += queries) {
+            int64_t here = std::min(queries, count - first);
+            for (int64_t head = 0; head < kv_heads; head++)
+                items_.push_back({int32_t(row), int32_t(head), int32_t(first), int32_t(here),
+                                  int32_t(lowest(first)), int32_t(context + first + here), -1});
+        }
+    }
+    // The longest first: what is left at the end is then small.
+    auto cost = [this](const Item& item) {
+        return int64_t(item.count == 1 ? 2 : item.count) * (item.end - item.begin);
+    };
+    std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
+    if (int64_t size = parts * shared_ * (padded_ + 2); int64_t(partial_.size()) < size) partial_.resize(size_t(size));
+    if (int64_t(scratch_.size()) < step.threads) scratch_.resize(size_t(step.threads));
+    for (auto& s : scratch_) {
+        int64_t rows = std::max(TILE, shared_);
+        auto grow = [](std::vector<float>& v, int64_t size) {
+            if (int64_t(v.size()) < size) v.resize(size_t(size));
+        };
+        grow(s.q, rows * dim), grow(s.keys, 2 * UNIT * padded_), grow(s.values, UNIT * padded_);
+        grow(s.scores, rows * UNIT), grow(s.out, rows * padded_), grow(s.top, rows), grow(s.sum, rows);
+    }
+}
+
+void AttentionPlan::gather(const Item& item, const Pages& pages, int64_t begin, int64_t count, const uint8_t** keys,
+                           const uint8_t** values) const {
+    const int32_t* table = group_->table + item.row * group_->width;
+    int64_t p = pages.block_size, row = pages.row_bytes(), stride = pages.kv_heads * row;
+    for (int64_t t = 0; t < count;) {
+        int64_t position = begin + t, within = position % p;
+        int64_t offset = pages.offset(int64_t(table[position / p]) * p + within, item.head);
+        for (int64_t stop = std::min(count, t + p - within); t < stop; t++, offset += stride) {
+            keys[t] = pages.keys + offset;
+            values[t] = pages.values + offset;
+        }
+    }
+}
+
+void AttentionPlan::single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
+    int64_t token = step_->starts[item.row], rows = shared_;
+    const float* from = q + token * ldq + item.head * shared_ * dim_;
+    float factor = 1.0f / std::sqrt(float(dim_));
+    for (int64_t i = 0; i < rows * dim_; i++) s.q[size_t(i)] = from[i] * factor;
+    std::fill_n(s.top.begin(), rows, NOTHING);
+    std::fill_n(s.sum.begin(), rows, 0.0f);
+    std::fill_n(s.out.begin(), rows * padded_, 0.0f);
+    const uint8_t *keys[UNIT], *values[UNIT];
+    bool scaled = pages.format == FOLIO_KV_I8;
+    for (int64_t begin = item.begin; begin < item.end; begin += UNIT) {
+        int64_t count = std::min<int64_t>(UNIT, item.end - begin);
+        gather(item, pages, begin, count, keys, values);
+        with_format(pages.format, [&]<class K>(K) {
+            int64_t r = 0;
+            for (; r + 3 <= rows; r += 3)
+                dots_of_rows<K, 3>(s.q.data() + r * dim_, dim_, keys, count, s.scores.data() + r * UNIT);
+            for (; r + 2 <= rows; r += 2)
+                dots_of_rows<K, 2>(s.q.data() + r * dim_, dim_, keys, count, s.scores.data() + r * UNIT);
+            for (; r < rows; r++)
+                dots_of_rows<K, 1>(s.q.data() + r * dim_, dim_, keys, count, s.scores.data() + r * UNIT);
+        });
+        if (scaled) {
+            float scales[UNIT];
+            for (int64_t t = 0; t < count; t++) scales[t] = scale_of(keys[t], dim_);
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t t = 0; t < count; t++) s.scores[size_t(r * UNIT + t)] *= scales[t];
+        }
+        for (int64_t r = 0; r < rows; r++)
+            soften(s.scores.data() + r * UNIT, count, s.top[size_t(r)], s.sum[size_t(r)], s.out.data() + r * padded_, dim_);
+        if (scaled) {
+            float scales[UNIT];
+            for (int64_t t = 0; t < count; t++) scales[t] = scale_of(values[t], dim_);
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t t = 0; t < count; t++) s.scores[size_t(r * UNIT + t)] *= scales[t];
+        }
+        with_format(pages.format, [&]<class V>(V) {
+            int64_t r = 0;
+            for (; r + 3 <= rows; r += 3)
+                sums_of_rows<V, 3>(s.scores.data() + r * UNIT, values, count, dim_, s.out.data() + r * padded_, padded_);
+            for (; r + 2 <= rows; r += 2)
+                sums_of_rows<V, 2>(s.scores.data() + r * UNIT, values, count, dim_, s.out.data() + r * padded_, padded_);
+            for (; r < rows; r++)
+                sums_of_rows<V, 1>(s.scores.data() + r * UNIT, values, count, dim_, s.out.data() + r * padded_, padded_);
+        });
+    }
+    if (item.part >= 0) {
+        float* to = partial_.data() + item.part * shared_ * (padded_ + 2);
+        for (int64_t r = 0; r < rows; r++, to += padded_ + 2) {
+            std::memcpy(to, s.out.data() + r * padded_, size_t(dim_) * 4);
+            to[padded_] = s.top[size_t(r)];
+            to[padded_ + 1] = s.sum[size_t(r)];
+        }
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        float* to = out + token * heads_ * dim_ + (item.head * shared_ + r) * dim_;
+        float inverse = 1.0f / s.sum[size_t(r)];
+        for (int64_t i = 0; i < dim_; i++) to[i] = s.out[size_t(r * padded_ + i)] * inverse;
+    }
+}
+
+void AttentionPlan::tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
+    int64_t rows = item.count * shared_, first = step_->starts[item.row] + item.first;
+    int64_t context = step_->used[item.row] - (step_->starts[item.row + 1] - step_->starts[item.row]) + item.first;
+    float factor = 1.0f / std::sqrt(float(dim_));
+    for (int64_t i = 0; i < item.count; i++) {
+        const float* from = q + (first + i) * ldq + item.head * shared_ * dim_;
+        float* to = s.q.data() + i * shared_ * dim_;
+        for (int64_t j = 0; j < shared_ * dim_; j++) to[j] = from[j] * factor;
+    }
+    std::fill_n(s.top.begin(), rows, NOTHING);
+    std::fill_n(s.sum.begin(), rows, 0.0f);
+    std::fill_n(s.out.begin(), rows * padded_, 0.0f);
+    const uint8_t *keys[UNIT], *values[UNIT];
+    bool scaled = pages.format == FOLIO_KV_I8;
+    for (int64_t begin = item.begin; begin < item.end; begin += UNIT) {
+        int64_t count = std::min<int64_t>(UNIT, item.end - begin);
+        gather(item, pages, begin, count, keys, values);
+        with_format(pages.format, [&]<class K>(K) {
+#if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
+            if (dim_ % 8 == 0) {
+                copy_rows<K>(keys, count, dim_, dim_, scaled, s.values.data());
+                transpose_floats(s.values.data(), dim_, s.keys.data());
+            } else
+#endif
+                transpose_keys<K>(keys, count, dim_, scaled, s.keys.data());
+            copy_rows<K>(values, count, dim_, padded_, scaled, s.values.data());
+        });
+        for (int64_t panel = 0; panel * PANEL < count; panel++)
+            small_product(s.q.data(), dim_, s.keys.data() + panel * dim_ * PANEL, PANEL, dim_, rows,
+                          s.scores.data() + panel * PANEL, UNIT, false);
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t last = context + r / shared_, seen = std::min(count, last + 1 - begin);
+            float* scores = s.scores.data() + r * UNIT;
+            if (seen < 0) seen = 0;
+            if (group_->window)
+                for (int64_t t = 0; t < std::min(seen, last + 1 - group_->window - begin); t++) scores[t] = NOTHING;
+            soften(scores, seen, s.top[size_t(r)], s.sum[size_t(r)], s.out.data() + r * padded_, padded_);
+        }
+        for (int64_t column = 0; column < padded_; column += PANEL)
+            small_product(s.scores.data(), UNIT, s.values.data() + column, padded_, count, rows, s.out.data() + column,
+                          padded_, true);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        float* to = out + (first + r / shared_) * heads_ * dim_ + (item.head * shared_ + r % shared_) * dim_;
+        float inverse = 1.0f / s.sum[size_t(r)];
+        for (int64_t i = 0; i < dim_; i++) to[i] = s.out[size_t(r * padded_ + i)] * inverse;
+    }
+}
+
+void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out) {
+    Scratch& s = scratch_[size_t(thread)];
+    int64_t begin, end, total = int64_t(items_.size());
+    while (team.take(total, 1, begin, end)) {
+        const Item& item = items_[size_t(begin)];
+        if (step_->starts[item.row + 1] - step_->starts[item.row] == 1)
+            single(item, pages, q, ldq, out, s);
+        else
+            tile(item, pages, q, ldq, out, s);
+    }
+    team.barrier();
+    if (merges_.empty()) return;
+    while (team.take(int64_t(merges_.size()), 1, begin, end)) {
+        const Merge& merge = merges_[size_t(begin)];
+        for (int64_t r = 0; r < shared_; r++) {
+            auto part = [&](int64_t i) { return partial_.data() + ((merge.part + i) * shared_ + r) * (padded_ + 2); };
+            float top = NOTHING, sum = 0;
+            for (int64_t i = 0; i < merge.parts; i++) top = std::max(top, part(i)[padded_]);
+            float* to = out + merge.token * heads_ * dim_ + (merge.head * shared_ + r) * dim_;
+            std::memset(to, 0, size_t(dim_) * 4);
+            for (int64_t i = 0; i < merge.parts; i++) {
+                float factor = std::exp(part(i)[padded_] - top);
+                sum += factor * part(i)[padded_ + 1];
+                for (int64_t d = 0; d < dim_; d++) to[d] += factor * part(i)[d];
+            }
+            for (int64_t d = 0; d < dim_; d++) to[d] /= sum;
+        }
+    }
+    team.barrier();
+}
+
+}  // namespace folio

@@ -1,0 +1,62 @@
+// Attention of a packed mixed batch over block tables.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "abi.h"
+#include "pool.h"
+
+namespace folio {
+
+constexpr int64_t UNIT = 64;    // keys that are looked at together
+constexpr int64_t SPLIT = 512;  // keys of one work item of a row with a single query
+constexpr int64_t TILE = 96;    // rows (queries times the heads that share a KV head) of a work item at most
+
+// Where keys and values of one layer lie.
+struct Pages {
+    const uint8_t *keys, *values;
+    int64_t block_size, kv_heads, head_dim, format;
+    int64_t row_bytes() const { return head_dim * (format == FOLIO_KV_F32 ? 4 : format == FOLIO_KV_BF16 ? 2 : 1) + (format == FOLIO_KV_I8 ? 4 : 0); }
+    int64_t offset(int64_t slot, int64_t head) const { return (slot * kv_heads + head) * row_bytes(); }
+};
+
+// Stores one head's vector of a token.
+void write_head(uint8_t* to, int64_t format, int64_t dim, const float* from);
+
+// A KV group's work of a step, made once and used by each of its layers.
+class AttentionPlan {
+public:
+    // `wanted`: tokens whose results are needed, or null for all.
+    void make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim);
+
+    // All threads: q [tokens][ldq] (heads side by side, already rotated) to out [tokens, heads · dim]. Ends with a barrier.
+    void run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out);
+
+private:
+    struct Item {
+        int32_t row, head, first, count;  // queries first … first + count of the row
+        int32_t begin, end, part;         // keys; part: which split, or −1
+    };
+    struct Merge {
+        int32_t token, head, part, parts;
+    };
+    struct Scratch {
+        std::vector<float> q, keys, values, scores, out, top, sum;
+    };
+
+    void single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
+    void tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
+    void gather(const Item& item, const Pages& pages, int64_t begin, int64_t count, const uint8_t** keys,
+                const uint8_t** values) const;
+
+    const FolioStep* step_ = nullptr;
+    const FolioGroup* group_ = nullptr;
+    int64_t heads_ = 0, kv_heads_ = 0, dim_ = 0, shared_ = 0, padded_ = 0;
+    std::vector<Item> items_;
+    std::vector<Merge> merges_;
+    std::vector<float> partial_;  // a split's results: [shared][padded + 2] each
+    std::vector<Scratch> scratch_;
+};
+
+}  // namespace folio

@@ -1,0 +1,55 @@
+// Products with packed weights.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "abi.h"
+#include "pool.h"
+
+namespace folio {
+
+constexpr int GROUP = 32;  // activations that share a scale where weights have 4 bits
+
+// Bytes of a packed matrix.
+int64_t packed_bytes(int64_t format, int64_t n, int64_t k);
+// From float32 [n, k], rows contiguous.
+void pack_floats(int64_t format, int64_t n, int64_t k, const float* rows, uint8_t* packed);
+// From ggml's blocks, `row_bytes` a row.
+bool pack_ggml(int64_t ggml_type, int64_t format, int64_t n, int64_t k, const uint8_t* rows, uint8_t* packed);
+// One row of a packed matrix as floats.
+void unpack_row(const FolioWeight& weight, int64_t row, float* out);
+
+// Rows of activations in the forms that the weights' formats want.
+struct Forms {
+    bool f32 = false, s8 = false, s16 = false;
+};
+Forms forms_of(const FolioLinear& linear);
+
+struct Activations {
+    int64_t k = 0, padded = 0, groups = 0;
+    Forms forms;
+    std::vector<float> f32;           // [rows, k]
+    std::vector<int8_t> s8;           // [rows, padded]
+    std::vector<float> s8_scale;      // [rows, groups]
+    std::vector<float> s8_sum;        // [rows, groups] scale times the sum of the group
+    std::vector<int16_t> s16;         // [rows, padded]
+    std::vector<float> s16_scale;     // [rows]
+    int64_t s16_top = 32767;
+
+    void shape(const FolioLinear& linear, int64_t rows);
+    // Row `row` from `x` [k].
+    void set(int64_t row, const float* x);
+};
+
+enum class Into { store, add, silu_mul };
+
+// All threads of the team: y = x · Wᵀ + b, or y += that, or (two parts) y = silu(x · W0ᵀ + b0) · (x · W1ᵀ + b1).
+// The team must have met at a barrier since `x` was set, and meets at one after this.
+void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t rows, float* y, int64_t ldy, Into into);
+
+// out[r][0..16) (+)= Σ_k x[r][k] · w[k][0..16), rows r of `x` and `out` strided.
+void small_product(const float* x, int64_t ldx, const float* w, int64_t ldw, int64_t k, int64_t rows, float* out,
+                   int64_t ldo, bool accumulate);
+
+}  // namespace folio

@@ -1,0 +1,280 @@
+// A step of a whole model, and the output head: what Python calls.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "abi.h"
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace folio {
+namespace {
+
+thread_local std::string last_error;
+
+// x / sqrt(mean(x²) + eps) · weight, in place or not.
+void rms_norm(const float* x, const float* weight, int64_t size, float eps, float* out) {
+    vf squares = vzero();
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) squares = vfma(vload(x + i), vload(x + i), squares);
+    float sum = vsum(squares);
+    for (; i < size; i++) sum += x[i] * x[i];
+    float factor = 1.0f / std::sqrt(sum / float(size) + eps);
+    for (i = 0; i + LANES <= size; i += LANES)
+        vstore(out + i, vmul(vmul(vload(x + i), vset(factor)), vload(weight + i)));
+    for (; i < size; i++) out[i] = x[i] * factor * weight[i];
+}
+
+// Dimension i turns with dimension i + D/2.
+void rotate(float* head, const float* cosines, const float* sines, int64_t half) {
+    for (int64_t i = 0; i < half; i++) {
+        float a = head[i], b = head[half + i];
+        head[i] = a * cosines[i] - b * sines[i];
+        head[half + i] = b * cosines[i] + a * sines[i];
+    }
+}
+
+// Memory that calls share and keep: fresh memory would cost a page fault every 4 KiB.
+struct Buffers {
+    std::vector<float> x, qkv, attended, activated, angles;
+    Activations activations;
+    std::vector<AttentionPlan> plans;
+    std::vector<std::vector<float>> line;  // a thread's own row
+};
+
+Buffers& buffers() {
+    static Buffers* the_buffers = new Buffers;
+    return *the_buffers;
+}
+
+void grow(std::vector<float>& vector, int64_t size) {
+    if (int64_t(vector.size()) < size) vector.resize(size_t(size));
+}
+
+class Forward {
+public:
+    Forward(const FolioModel& model, const FolioStep& step, Buffers& b)
+        : m_(model), s_(step), b_(b), qkv_width_((m_.num_heads + 2 * m_.num_kv_heads) * m_.head_dim),
+          attended_width_(m_.num_heads * m_.head_dim) {
+        int64_t n = s_.num_tokens, widest = std::max(m_.hidden, std::max(m_.intermediate, qkv_width_));
+        grow(b_.x, (n + s_.num_outputs) * m_.hidden);
+        grow(b_.qkv, n * qkv_width_);
+        grow(b_.attended, (n + s_.num_outputs) * attended_width_);
+        grow(b_.activated, n * m_.intermediate);
+        grow(b_.angles, n * m_.head_dim);
+        if (int64_t(b_.line.size()) < s_.threads) b_.line.resize(size_t(s_.threads));
+        for (auto& line : b_.line) grow(line, widest);
+        int64_t groups = 1;
+        for (int64_t i = 0; i < m_.num_layers; i++) groups = std::max(groups, m_.layers[i].group + 1);
+        if (int64_t(b_.plans.size()) < groups) b_.plans.resize(size_t(groups));
+        for (int64_t i = 0; i < groups; i++)
+            b_.plans[size_t(i)].make(s_, s_.groups[i], m_.num_heads, m_.num_kv_heads, m_.head_dim);
+        x_ = b_.x.data();
+        attended_ = b_.attended.data();
+    }
+
+    void run(Team& team, int thread) {
+        begin_rows(team);
+        for (int64_t i = 0; i < m_.num_layers; i++) layer(team, thread, i);
+        int64_t rows = s_.num_outputs, begin, end;
+        const float* x = b_.x.data() + s_.num_tokens * m_.hidden;
+        while (team.take(rows, 1, begin, end))
+            rms_norm(x + begin * m_.hidden, m_.norm, m_.hidden, m_.eps, s_.hidden + begin * m_.hidden);
+        team.barrier();
+    }
+
+private:
+    void begin_rows(Team& team) {
+        int64_t half = m_.head_dim / 2, begin, end;
+        while (team.take(s_.num_tokens, 8, begin, end))
+            for (int64_t t = begin; t < end; t++) {
+                unpack_row(m_.embed, s_.ids[t], b_.x.data() + t * m_.hidden);
+                float* angles = b_.angles.data() + t * m_.head_dim;
+                for (int64_t i = 0; i < half; i++) {
+                    float angle = float(s_.positions[t]) * m_.frequencies[i];
+                    angles[i] = std::cos(angle) * m_.rope_scale;
+                    angles[half + i] = std::sin(angle) * m_.rope_scale;
+                }
+            }
+        team.barrier();
+    }
+
+    // Rows of x (normalised, if a norm is given) as the linear's formats want them.
+    void prepare(Team& team, int thread, const FolioLinear& linear, const float* x, int64_t ldx, int64_t rows, const float* norm) {
+        if (thread == 0) b_.activations.shape(linear, rows);
+        team.barrier();
+        float* line = b_.line[size_t(thread)].data();
+        int64_t begin, end;
+        while (team.take(rows, rows < 64 ? 1 : 8, begin, end))
+            for (int64_t r = begin; r < end; r++) {
+                const float* from = x + r * ldx;
+                if (norm) {
+                    rms_norm(from, norm, b_.activations.k, m_.eps, line);
+                    from = line;
+                }
+                b_.activations.set(r, from);
+            }
+        team.barrier();
+    }
+
+    void product(Team& team, const FolioLinear& weights, int64_t rows, float* y, int64_t ldy, Into into) {
+        linear(team, weights, b_.activations, rows, y, ldy, into);
+        team.barrier();
+    }
+
+    void layer(Team& team, int thread, int64_t index) {
+        const FolioLayer& layer = m_.layers[index];
+        int64_t n = s_.num_tokens, begin, end;
+        prepare(team, thread, layer.qkv, b_.x.data(), m_.hidden, n, layer.input_norm);
+        product(team, layer.qkv, n, b_.qkv.data(), qkv_width_, Into::store);
+        Pages pages{s_.keys[index], s_.values[index], s_.block_size, m_.num_kv_heads, m_.head_dim, s_.kv_format};
+        const int64_t* slots = s_.groups[layer.group].slots;
+        while (team.take(n, n < 64 ? 1 : 8, begin, end))
+            for (int64_t t = begin; t < end; t++) place(layer, index, pages, t, slots[t]);
+        team.barrier();
+        b_.plans[size_t(layer.group)].run(team, thread, pages, b_.qkv.data(), qkv_width_, b_.attended.data());
+        float *x = b_.x.data(), *attended = b_.attended.data();
+        if (index == m_.num_layers - 1) {
+            // After the last layer's attention only tokens whose hidden states are wanted matter.
+            float *rest = x + n * m_.hidden, *rest_attended = attended + n * attended_width_;
+            while (team.take(s_.num_outputs, 1, begin, end)) {
+                std::memcpy(rest + begin * m_.hidden, x + s_.outputs[begin] * m_.hidden, size_t(m_.hidden) * 4);
+                std::memcpy(rest_attended + begin * attended_width_, attended + s_.outputs[begin] * attended_width_,
+                            size_t(attended_width_) * 4);
+            }
+            team.barrier();
+            x = rest, attended = rest_attended, n = s_.num_outputs;
+        }
+        prepare(team, thread, layer.o, attended, attended_width_, n, nullptr);
+        product(team, layer.o, n, x, m_.hidden, Into::add);
+        prepare(team, thread, layer.gate_up, x, m_.hidden, n, layer.post_norm);
+        product(team, layer.gate_up, n, b_.activated.data(), m_.intermediate, Into::silu_mul);
+        prepare(team, thread, layer.down, b_.activated.data(), m_.intermediate, n, nullptr);
+        product(team, layer.down, n, x, m_.hidden, Into::add);
+    }
+
+    // Norms and rotates a token's queries and keys, and writes its keys and values.
+    void place(const FolioLayer& layer, int64_t index, const Pages& pages, int64_t token, int64_t slot) {
+        int64_t dim = m_.head_dim, half = dim / 2;
+        float* row = b_.qkv.data() + token * qkv_width_;
+        const float* angles = b_.angles.data() + token * dim;
+        for (int64_t head = 0; head < m_.num_heads + m_.num_kv_heads; head++) {
+            float* at = row + head * dim;
+            const float* norm = head < m_.num_heads ? layer.q_norm : layer.k_norm;
+            if (norm) rms_norm(at, norm, dim, m_.eps, at);
+            rotate(at, angles, angles + half, half);
+        }
+        const float *keys = row + m_.num_heads * dim, *values = keys + m_.num_kv_heads * dim;
+        for (int64_t head = 0; head < m_.num_kv_heads; head++) {
+            int64_t offset = pages.offset(slot, head);
+            write_head(s_.keys[index] + offset, s_.kv_format, dim, keys + head * dim);
+            write_head(s_.values[index] + offset, s_.kv_format, dim, values + head * dim);
+        }
+    }
+
+    const FolioModel& m_;
+    const FolioStep& s_;
+    Buffers& b_;
+    int64_t qkv_width_, attended_width_;
+    float *x_, *attended_;
+};
+
+template <class F>
+int64_t guarded(F&& f) {
+    try {
+        f();
+        return 0;
+    } catch (const std::exception& error) {
+        last_error = error.what();
+    } catch (...) {
+        last_error = "unknown error";
+    }
+    return 1;
+}
+
+}  // namespace
+}  // namespace folio
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Sizes of the structures, so that a binding of another version is noticed.
+void folio_sizes(int64_t* sizes) {
+    sizes[0] = sizeof(FolioWeight), sizes[1] = sizeof(FolioLinear), sizes[2] = sizeof(FolioLayer);
+    sizes[3] = sizeof(FolioModel), sizes[4] = sizeof(FolioGroup), sizes[5] = sizeof(FolioStep);
+}
+
+const char* folio_isa() { return FOLIO_ISA; }
+
+const char* folio_error() { return folio::last_error.c_str(); }
+
+int64_t folio_packed_bytes(int64_t format, int64_t n, int64_t k) { return folio::packed_bytes(format, n, k); }
+
+void folio_pack_floats(int64_t format, int64_t n, int64_t k, const float* rows, uint8_t* packed) {
+    folio::pack_floats(format, n, k, rows, packed);
+}
+
+// 0, or 1 where the type has no such format.
+int64_t folio_pack_ggml(int64_t type, int64_t format, int64_t n, int64_t k, const uint8_t* rows, uint8_t* packed) {
+    return folio::pack_ggml(type, format, n, k, rows, packed) ? 0 : 1;
+}
+
+void folio_unpack_row(const FolioWeight* weight, int64_t row, float* out) { folio::unpack_row(*weight, row, out); }
+
+// A step of a model: 0, or 1 with folio_error saying why.
+int64_t folio_forward(const FolioModel* model, const FolioStep* step) {
+    return folio::guarded([&] {
+        std::lock_guard<std::mutex> held(folio::call_mutex());
+        folio::Forward forward(*model, *step, folio::buffers());
+        folio::run_team(int(step->threads), [&](folio::Team& team, int thread) { forward.run(team, thread); });
+    });
+}
+
+// y [rows, n] = x [rows, k] · Wᵀ + b.
+int64_t folio_linear(const FolioLinear* linear, const float* x, int64_t rows, float* y, int64_t threads) {
+    return folio::guarded([&] {
+        std::lock_guard<std::mutex> held(folio::call_mutex());
+        auto& activations = folio::buffers().activations;
+        activations.shape(*linear, rows);
+        int64_t width = 0;
+        for (int64_t i = 0; i < linear->num_parts; i++) width += linear->parts[i].n;
+        folio::run_team(int(threads), [&](folio::Team& team, int) {
+            int64_t begin, end;
+            while (team.take(rows, 1, begin, end))
+                activations.set(begin, x + begin * activations.k);
+            team.barrier();
+            folio::linear(team, *linear, activations, rows, y, width, folio::Into::store);
+            team.barrier();
+        });
+    });
+}
+
+// Bytes a second that `threads` threads read from `data`, `size` bytes once.
+double folio_read_rate(const uint8_t* data, int64_t size, int64_t threads) {
+    std::lock_guard<std::mutex> held(folio::call_mutex());
+    static volatile float sink [[maybe_unused]];
+    auto began = std::chrono::steady_clock::now();
+    folio::run_team(int(threads), [&](folio::Team& team, int) {
+        constexpr int64_t PIECE = 1 << 18;
+        int64_t begin, end;
+        folio::vf sums[4] = {folio::vzero(), folio::vzero(), folio::vzero(), folio::vzero()};
+        while (team.take(size / PIECE, 1, begin, end)) {
+            const float* at = reinterpret_cast<const float*>(data + begin * PIECE);
+            for (int64_t i = 0; i < PIECE / 4; i += 4 * folio::LANES)
+                for (int j = 0; j < 4; j++) sums[j] = folio::vmax(sums[j], folio::vload(at + i + j * folio::LANES));
+        }
+        sink = folio::vsum(folio::vadd(folio::vadd(sums[0], sums[1]), folio::vadd(sums[2], sums[3])));
+        team.barrier();
+    });
+    double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    return double(size / (1 << 18) * (1 << 18)) / seconds;
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,121 @@
+#include "pool.h"
+
+#include <sched.h>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace folio {
+namespace {
+
+// Turns of a waiting loop: some ten microseconds on the core, then a few offers of it to others, then sleep. Whoever
+// waits longer shares the core with the one it waits for: the HTTP process, or a thread of this very team.
+constexpr int SPINS = 600;
+constexpr int YIELDS = 40;
+// Between two calls the engine plans; a worker that slept through it would be late by a wake-up.
+constexpr int IDLE_SPINS = 3000;
+
+inline void pause_core() {
+#if defined(__x86_64__) || defined(__i386__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Until `value` differs from `old`.
+void wait_for_change(std::atomic<uint32_t>& value, uint32_t old, int spins) {
+    for (int i = 0; i < spins; i++) {
+        if (value.load(std::memory_order_acquire) != old) return;
+        pause_core();
+    }
+    for (int i = 0; i < YIELDS; i++) {
+        if (value.load(std::memory_order_acquire) != old) return;
+        sched_yield();
+    }
+    while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
+
+class Pool {
+public:
+    ~Pool() { resize(0); }
+
+    void run(int threads, const std::function<void(Team&, int)>& work) {
+        if (threads <= 1) {
+            Team alone(1);
+            work(alone, 0);
+            return;
+        }
+        if (int(workers_.size()) != threads - 1) resize(threads - 1);
+        Team team(threads);
+        team_ = &team;
+        work_ = &work;
+        left_.store(uint32_t(threads - 1), std::memory_order_relaxed);
+        epoch_.fetch_add(1, std::memory_order_release);
+        epoch_.notify_all();
+        work(team, 0);
+        for (uint32_t left; (left = left_.load(std::memory_order_acquire)) != 0;) wait_for_change(left_, left, SPINS);
+    }
+
+private:
+    void resize(int count) {
+        stopping_.store(true, std::memory_order_relaxed);
+        epoch_.fetch_add(1, std::memory_order_release);
+        epoch_.notify_all();
+        for (auto& worker : workers_) worker.join();
+        workers_.clear();
+        stopping_.store(false, std::memory_order_relaxed);
+        uint32_t seen = epoch_.load(std::memory_order_acquire);
+        for (int i = 0; i < count; i++) workers_.emplace_back([this, i, seen] { serve(i + 1, seen); });
+    }
+
+    void serve(int thread, uint32_t seen) {
+        for (;;) {
+            wait_for_change(epoch_, seen, IDLE_SPINS);
+            seen = epoch_.load(std::memory_order_acquire);
+            if (stopping_.load(std::memory_order_relaxed)) return;
+            (*work_)(*team_, thread);
+            if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) left_.notify_all();
+        }
+    }
+
+    std::vector<std::thread> workers_;
+    Team* team_ = nullptr;
+    const std::function<void(Team&, int)>* work_ = nullptr;
+    std::atomic<bool> stopping_{false};
+    alignas(64) std::atomic<uint32_t> epoch_{0};
+    alignas(64) std::atomic<uint32_t> left_{0};
+};
+
+Pool& pool() {
+    static Pool* the_pool = new Pool;  // never destroyed: its threads may outlive static destructors
+    return *the_pool;
+}
+
+}  // namespace
+
+void Team::barrier() {
+    if (size_ == 1) {
+        next_.store(0, std::memory_order_relaxed);
+        return;
+    }
+    uint32_t round = round_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+        arrived_.store(0, std::memory_order_relaxed);
+        next_.store(0, std::memory_order_relaxed);
+        round_.fetch_add(1, std::memory_order_release);
+        round_.notify_all();
+        return;
+    }
+    wait_for_change(round_, round, SPINS);
+}
+
+void run_team(int threads, const std::function<void(Team&, int)>& work) { pool().run(threads, work); }
+
+std::mutex& call_mutex() {
+    static std::mutex the_mutex;
+    return the_mutex;
+}
+
+}  // namespace folio

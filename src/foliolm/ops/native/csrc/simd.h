@@ -1,0 +1,319 @@
+// Vectors of floats and of small integers behind one set of names, for AVX-512 (VNNI), AVX2 and any other target.
+//
+// A panel is always PANEL outputs wide, so that packed weights are the same on every target: it takes NV vectors.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+#if !defined(FOLIO_PORTABLE) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
+    defined(__AVX512VNNI__)
+#define FOLIO_AVX512 1
+#define FOLIO_ISA "avx512-vnni"
+#elif !defined(FOLIO_PORTABLE) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define FOLIO_AVX2 1
+#define FOLIO_ISA "avx2"
+#else
+#define FOLIO_ISA "portable"
+#endif
+
+#if defined(__clang__)
+#define FOLIO_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define FOLIO_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace folio {
+
+constexpr int PANEL = 16;
+
+inline float bits_to_float(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline uint32_t float_to_bits(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+inline float bf16_to_float(uint16_t half) { return bits_to_float(uint32_t(half) << 16); }
+
+// Round to nearest, ties to even; a NaN stays one.
+inline uint16_t float_to_bf16(float value) {
+    uint32_t bits = float_to_bits(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40);
+    return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float f16_to_float(uint16_t half) {
+    uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = (half >> 10) & 31, mantissa = half & 1023;
+    if (exponent == 31) return bits_to_float(sign | 0x7f800000u | (mantissa << 13));
+    if (exponent == 0) {  // zero and subnormals
+        float value = float(mantissa) * 5.9604644775390625e-08f;
+        return sign ? -value : value;
+    }
+    return bits_to_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+// Round to nearest, ties to even; too large becomes infinity.
+inline uint16_t float_to_f16(float value) {
+    uint32_t bits = float_to_bits(value), sign = (bits >> 16) & 0x8000;
+    bits &= 0x7fffffffu;
+    if (bits >= 0x47800000u) return uint16_t(sign | (bits > 0x7f800000u ? 0x7e00 : 0x7c00));
+    if (bits < 0x38800000u) {
+        float scaled = bits_to_float(bits) * 16777216.0f;  // in units of the smallest subnormal
+        return uint16_t(sign | uint16_t(std::nearbyint(scaled)));
+    }
+    uint32_t rounded = bits + 0xfffu + ((bits >> 13) & 1);
+    return uint16_t(sign | ((rounded - 0x38000000u) >> 13));
+}
+
+#if defined(FOLIO_AVX512)
+
+constexpr int LANES = 16;
+using vf = __m512;
+using vi = __m512i;
+inline vf vzero() { return _mm512_setzero_ps(); }
+inline vf vload(const float* p) { return _mm512_loadu_ps(p); }
+inline void vstore(float* p, vf a) { _mm512_storeu_ps(p, a); }
+inline vf vset(float a) { return _mm512_set1_ps(a); }
+inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+inline vf vadd(vf a, vf b) { return _mm512_add_ps(a, b); }
+inline vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+inline vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+inline vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
+inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
+inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
+inline vf vabs(vf a) { return _mm512_abs_ps(a); }
+inline float vsum(vf a) { return _mm512_reduce_add_ps(a); }
+inline float vtop(vf a) { return _mm512_reduce_max_ps(a); }
+inline vf vload_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+inline vf vload_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline vf vload_s8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline void vstore_s8(int8_t* p, vf a) {  // whole numbers within range
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+inline void vstore_s16(int16_t* p, vf a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)));
+}
+inline vf vround(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vf vpow2(vf n) {  // 2^n for whole n
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+inline vi iload(const void* p) { return _mm512_loadu_si512(p); }
+inline vi izero() { return _mm512_setzero_si512(); }
+inline vi ispread4(const void* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+}
+inline vi iwiden8(const int8_t* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline vi dot2(vi acc, vi w, vi x) { return _mm512_dpwssd_epi32(acc, w, x); }
+inline vf ifloat(vi a) { return _mm512_cvtepi32_ps(a); }
+inline vi ilow4(vi a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+inline vi ihigh4(vi a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+// 4-bit weights times 8-bit activations, four a lane; at most 8 of these before dot4_float.
+inline vi dot4(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
+inline vf dot4_float(vi acc) { return _mm512_cvtepi32_ps(acc); }
+
+#elif defined(FOLIO_AVX2)
+
+constexpr int LANES = 8;
+using vf = __m256;
+using vi = __m256i;
+inline vf vzero() { return _mm256_setzero_ps(); }
+inline vf vload(const float* p) { return _mm256_loadu_ps(p); }
+inline void vstore(float* p, vf a) { _mm256_storeu_ps(p, a); }
+inline vf vset(float a) { return _mm256_set1_ps(a); }
+inline vf vfma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+inline vf vadd(vf a, vf b) { return _mm256_add_ps(a, b); }
+inline vf vsub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+inline vf vmul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+inline vf vdiv(vf a, vf b) { return _mm256_div_ps(a, b); }
+inline vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
+inline vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
+inline vf vabs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline float vsum(vf a) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+inline float vtop(vf a) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+inline vf vload_bf16(const uint16_t* p) {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+}
+inline vf vload_f16(const uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline vf vload_s8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
+    __m256i wide = _mm256_cvtps_epi32(a);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
+}
+inline void vstore_s8(int8_t* p, vf a) {
+    __m256i wide = _mm256_cvtps_epi32(a);
+    __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
+}
+inline vf vround(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vf vpow2(vf n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+inline vi iload(const void* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline vi izero() { return _mm256_setzero_si256(); }
+inline vi ispread4(const void* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+}
+inline vi iwiden8(const int8_t* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// The compiler may not regroup sums: it would hold all products of a tile at once, and spill them.
+inline vi keep(vi acc) {
+    asm("" : "+x"(acc));
+    return acc;
+}
+inline vi dot2(vi acc, vi w, vi x) { return keep(_mm256_add_epi32(acc, _mm256_madd_epi16(w, x))); }
+inline vf ifloat(vi a) { return _mm256_cvtepi32_ps(a); }
+inline vi ilow4(vi a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
+inline vi ihigh4(vi a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
+// Sums stay in 16 bits: 8 steps of two products of at most 15 · 127 each are 30,480.
+inline vi dot4(vi acc, vi w, vi x) { return keep(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
+inline vf dot4_float(vi acc) { return _mm256_cvtepi32_ps(_mm256_madd_epi16(acc, _mm256_set1_epi16(1))); }
+
+#else
+
+constexpr int LANES = 4;
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+typedef int8_t vbytes __attribute__((vector_size(16)));
+typedef int16_t vshorts __attribute__((vector_size(16)));
+inline vf vzero() { return vf{0, 0, 0, 0}; }
+inline vf vload(const float* p) {
+    vf a;
+    std::memcpy(&a, p, 16);
+    return a;
+}
+inline void vstore(float* p, vf a) { std::memcpy(p, &a, 16); }
+inline vf vset(float a) { return vf{a, a, a, a}; }
+inline vf vfma(vf a, vf b, vf c) { return a * b + c; }
+inline vf vadd(vf a, vf b) { return a + b; }
+inline vf vsub(vf a, vf b) { return a - b; }
+inline vf vmul(vf a, vf b) { return a * b; }
+inline vf vdiv(vf a, vf b) { return a / b; }
+inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+inline vf vmin(vf a, vf b) { return a < b ? a : b; }
+inline vf vabs(vf a) { return a < 0 ? -a : a; }
+inline float vsum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+inline float vtop(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
+inline vf vload_bf16(const uint16_t* p) {
+    return vf{bf16_to_float(p[0]), bf16_to_float(p[1]), bf16_to_float(p[2]), bf16_to_float(p[3])};
+}
+inline vf vload_f16(const uint16_t* p) {
+    return vf{f16_to_float(p[0]), f16_to_float(p[1]), f16_to_float(p[2]), f16_to_float(p[3])};
+}
+inline vf vload_s8(const int8_t* p) { return vf{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
+inline void vstore_s8(int8_t* p, vf a) {  // whole numbers within range
+    for (int i = 0; i < 4; i++) p[i] = int8_t(a[i]);
+}
+inline void vstore_s16(int16_t* p, vf a) {
+    for (int i = 0; i < 4; i++) p[i] = int16_t(a[i]);
+}
+inline vf vround(vf a) {
+    return vf{std::nearbyint(a[0]), std::nearbyint(a[1]), std::nearbyint(a[2]), std::nearbyint(a[3])};
+}
+inline vf vpow2(vf n) {
+    vi bits = (__builtin_convertvector(n, vi) + 127) << 23;
+    vf result;
+    std::memcpy(&result, &bits, 16);
+    return result;
+}
+inline vi iload(const void* p) {
+    vi a;
+    std::memcpy(&a, p, 16);
+    return a;
+}
+inline vi izero() { return vi{0, 0, 0, 0}; }
+inline vi ispread4(const void* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return vi{four, four, four, four};
+}
+inline vi iwiden8(const int8_t* p) {
+    vshorts wide{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]};
+    return vi(wide);
+}
+inline vi dot2(vi acc, vi w, vi x) {
+    vshorts a = vshorts(w), b = vshorts(x);
+    vi products;
+    for (int i = 0; i < 4; i++) products[i] = int(a[2 * i]) * b[2 * i] + int(a[2 * i + 1]) * b[2 * i + 1];
+    return acc + products;
+}
+inline vf ifloat(vi a) { return __builtin_convertvector(a, vf); }
+inline vi ilow4(vi a) { return a & 0x0f0f0f0f; }
+inline vi ihigh4(vi a) { return (a >> 4) & 0x0f0f0f0f; }
+inline vi dot4(vi acc, vi w, vi x) {
+    vbytes a = vbytes(w), b = vbytes(x);  // weights are at most 15: their sign does not matter
+    vi products;
+    for (int i = 0; i < 4; i++) {
+        int sum = 0;
+        for (int j = 0; j < 4; j++) sum += int(a[4 * i + j]) * b[4 * i + j];
+        products[i] = sum;
+    }
+    return acc + products;
+}
+inline vf dot4_float(vi acc) { return ifloat(acc); }
+
+#endif
+
+constexpr int NV = PANEL / LANES;
+
+// e^x to about 1e-7 relative; x at most 88. Cody and Waite's reduction, then a polynomial of degree 6.
+inline vf vexp(vf x) {
+    x = vmax(x, vset(-87.0f));
+    vf n = vround(vmul(x, vset(1.44269504088896341f)));
+    vf r = vfma(n, vset(-0.693359375f), x);
+    r = vfma(n, vset(2.12194440e-4f), r);
+    vf p = vset(1.9875691500e-4f);
+    p = vfma(p, r, vset(1.3981999507e-3f));
+    p = vfma(p, r, vset(8.3334519073e-3f));
+    p = vfma(p, r, vset(4.1665795894e-2f));
+    p = vfma(p, r, vset(1.6666665459e-1f));
+    p = vfma(p, r, vset(5.0000001201e-1f));
+    p = vadd(vfma(vmul(r, r), p, r), vset(1.0f));
+    return vmul(p, vpow2(n));
+}
+
+inline vf vsilu(vf x) {
+    // Far below zero the result vanishes before e^-x overflows.
+    vf e = vexp(vmin(vsub(vzero(), x), vset(80.0f)));
+    return vdiv(x, vadd(vset(1.0f), e));
+}
+
+}  // namespace folio
