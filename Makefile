@@ -8,7 +8,7 @@ PORT ?= 8000
 MODEL ?= smollm2-135m
 ARGS ?=
 
-.PHONY: help setup serve demo test lint types bench clean
+.PHONY: help setup serve demo test sanitize lint types bench clean
 
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -22,6 +22,7 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 setup: $(STAMP) ## install everything into .venv and pull the embedded model
+	$(BIN)/foliolm doctor
 	$(BIN)/foliolm pull smollm2-135m
 
 serve: $(STAMP) ## serve MODEL on HOST:PORT (ARGS: further flags of `foliolm serve`)
@@ -33,6 +34,9 @@ demo: setup ## eight streamed requests at once against a server of its own; book
 # Much of the suite waits for servers: three workers keep two cores busy. A file stays on one worker.
 test: setup ## the whole test suite (ARGS: further flags of pytest)
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+
+sanitize: $(STAMP) ## the native kernels' own checks under AddressSanitizer and UBSan
+	$(BIN)/python tests/native/sanitize.py
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -378,9 +378,7 @@ def _load_native(config: EngineConfig, files: ModelFiles, library: Library) -> N
     kept = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
     kv_dtype = kept[weights if config.kv_cache_dtype == "auto" else config.kv_cache_dtype]
     if files.format == "dummy":
-        return dummy_native(
-            library, files.shape, weights=weights, kv_dtype=kv_dtype, num_tokens=files.num_tokens
-        )
+        return dummy_native(library, files.shape, weights=weights, kv_dtype=kv_dtype, num_tokens=files.num_tokens)
     with torch.inference_mode():
         builder = NativeBuilder(library, files.shape, weights, kv_dtype, files.num_tokens)
         if as_stored and files.gguf is not None:

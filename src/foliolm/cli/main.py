@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("foliolm.cli.plan", "app", "What a model needs on a device, and what binds it: arithmetic only."),
     "simulate": ("foliolm.cli.simulate", "app", "What a workload will do on a device, ahead of time."),
     "bench": ("foliolm.cli.bench", "bench", "A workload against a live server, measured, and predicted beside it."),
+    "doctor": ("foliolm.cli.doctor", "doctor", "Which kernels run on this machine, and why."),
     "probe": ("foliolm.cli.probe", "probe", "Measure this machine's memory and matmul rates."),
 }
 

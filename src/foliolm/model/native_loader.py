@@ -154,9 +154,7 @@ class NativeBuilder:
         if name not in self._missing:
             raise ModelError(f"{self._shape.name}: the files hold {name!r} twice")
         if shape != expected:
-            raise ModelError(
-                f"{self._shape.name}: {name!r} has shape {shape}; the model's sizes ask for {expected}"
-            )
+            raise ModelError(f"{self._shape.name}: {name!r} has shape {shape}; the model's sizes ask for {expected}")
         del self._missing[name]
 
     def _keep(self, name: str, packed: PackedWeight, stored_as: str) -> None:

@@ -35,9 +35,7 @@ class ModelRunner:
         grammars: compiles what answers must follow; None: no request may have a grammar.
     """
 
-    def __init__(
-        self, model: Model, kv: KVTensors, seed: int | None = None, grammars: Grammars | None = None
-    ) -> None:
+    def __init__(self, model: Model, kv: KVTensors, seed: int | None = None, grammars: Grammars | None = None) -> None:
         self._model = model
         self._kv = kv
         self._attention = None if model.native else make_attention(model.device, kv.block_size)

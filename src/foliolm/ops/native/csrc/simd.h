@@ -22,7 +22,8 @@
 #define FOLIO_ISA "portable"
 #endif
 
-#if defined(__clang__)
+#if defined(FOLIO_UNROLL)  // left empty where code shall be small
+#elif defined(__clang__)
 #define FOLIO_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define FOLIO_UNROLL _Pragma("GCC unroll 16")

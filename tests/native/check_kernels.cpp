@@ -1,0 +1,145 @@
+// The kernels on small random inputs, to be run under AddressSanitizer and UBSan: every buffer is exactly as large as the
+// interface says, so that a read or write beyond it is found. Results are compared with plain loops in double.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "abi.h"
+#include "attention.h"
+#include "linear.h"
+
+using namespace folio;
+
+static std::mt19937 random_bits(7);
+
+static float normal() {
+    static std::normal_distribution<float> draw;
+    return draw(random_bits);
+}
+
+static int failures = 0;
+
+static void expect(bool holds, const char* what, double error) {
+    if (!holds) {
+        std::printf("FAILED %s: error %g\n", what, error);
+        failures++;
+    }
+}
+
+static void check_linear(int64_t format, int64_t n, int64_t k, int64_t rows, int threads) {
+    std::vector<float> w(size_t(n * k)), x(size_t(rows * k)), line(static_cast<size_t>(k)), y(size_t(rows * n)), bias(static_cast<size_t>(n));
+    for (auto* each : {&w, &x, &bias})
+        for (auto& value : *each) value = normal();
+    std::vector<uint8_t> packed(static_cast<size_t>(packed_bytes(format, n, k)));
+    pack_floats(format, n, k, w.data(), packed.data());
+    FolioLinear weights{};
+    weights.num_parts = 1;
+    weights.parts[0] = {format, n, k, packed.data()};
+    weights.bias = bias.data();
+    Activations activations;
+    activations.shape(weights, rows);
+    for (int64_t r = 0; r < rows; r++) activations.set(r, x.data() + r * k);
+    run_team(threads, [&](Team& team, int) {
+        linear(team, weights, activations, rows, y.data(), n, Into::store);
+        team.barrier();
+    });
+    double worst = 0, top = 1e-6;
+    for (int64_t c = 0; c < n; c++) {
+        unpack_row(weights.parts[0], c, line.data());
+        for (int64_t r = 0; r < rows; r++) {
+            double sum = bias[size_t(c)];
+            for (int64_t i = 0; i < k; i++) sum += double(line[size_t(i)]) * double(x[size_t(r * k + i)]);
+            worst = std::max(worst, std::fabs(sum - double(y[size_t(r * n + c)])));
+            top = std::max(top, std::fabs(sum));
+        }
+    }
+    double limit = format == FOLIO_F32 || format == FOLIO_BF16 ? 1e-5 : format == FOLIO_I8 || format == FOLIO_Q8_0 ? 1e-3 : 0.03;
+    expect(worst / top < limit, "linear", worst / top);
+}
+
+static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int64_t dim, int64_t p, int64_t window, int threads) {
+    const int64_t rows = 4, news[rows] = {1, 1, 5, 70}, used[rows] = {3, 1100, 9, 75};
+    int64_t width = (1100 + p - 1) / p, num_blocks = rows * width + 1;
+    std::vector<int32_t> starts{0}, table(static_cast<size_t>(rows * width)), lengths;
+    std::vector<int32_t> ids(static_cast<size_t>(num_blocks - 1));
+    for (size_t i = 0; i < ids.size(); i++) ids[i] = int32_t(i + 1);
+    std::shuffle(ids.begin(), ids.end(), random_bits);
+    for (size_t i = 0; i < table.size(); i++) table[i] = ids[i];
+    for (int64_t r = 0; r < rows; r++) starts.push_back(starts.back() + int32_t(news[r])), lengths.push_back(int32_t(used[r]));
+    Pages shape{nullptr, nullptr, p, kv_heads, dim, format};
+    std::vector<uint8_t> keys(static_cast<size_t>(num_blocks * p * kv_heads * shape.row_bytes())), values(keys.size());
+    std::vector<float> vector(static_cast<size_t>(dim));
+    for (auto* pool : {&keys, &values})
+        for (int64_t i = 0; i < num_blocks * p * kv_heads; i++) {
+            for (auto& value : vector) value = normal();
+            write_head(pool->data() + i * shape.row_bytes(), format, dim, vector.data());
+        }
+    Pages pages{keys.data(), values.data(), p, kv_heads, dim, format};
+    int64_t tokens = starts.back();
+    std::vector<float> q(static_cast<size_t>(tokens * heads * dim)), out(q.size());
+    for (auto& value : q) value = normal();
+    FolioGroup group{table.data(), width, nullptr, window};
+    FolioStep step{};
+    step.num_tokens = tokens, step.num_rows = rows, step.starts = starts.data(), step.used = lengths.data();
+    step.block_size = p, step.kv_format = format, step.threads = threads, step.groups = &group;
+    AttentionPlan plan;
+    plan.make(step, group, heads, kv_heads, dim);
+    run_team(threads, [&](Team& team, int thread) { plan.run(team, thread, pages, q.data(), heads * dim, out.data()); });
+
+    auto read = [&](const uint8_t* row, int64_t i) {
+        if (format == FOLIO_KV_F32) {
+            float value;
+            std::memcpy(&value, row + 4 * i, 4);
+            return double(value);
+        }
+        if (format == FOLIO_KV_BF16) {
+            uint32_t bits = uint32_t(row[2 * i] | row[2 * i + 1] << 8) << 16;
+            float value;
+            std::memcpy(&value, &bits, 4);
+            return double(value);
+        }
+        float scale;
+        std::memcpy(&scale, row + dim, 4);
+        return double(scale) * int8_t(row[i]);
+    };
+    double worst = 0;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < news[r]; i++)
+            for (int64_t h = 0; h < heads; h++) {
+                int64_t position = used[r] - news[r] + i, low = window ? std::max<int64_t>(0, position + 1 - window) : 0;
+                int64_t token = starts[size_t(r)] + i;
+                std::vector<double> sums(static_cast<size_t>(dim));
+                double total = 0;
+                for (int64_t t = low; t <= position; t++) {
+                    int64_t offset = pages.offset(table[size_t(r * width + t / p)] * p + t % p, h / (heads / kv_heads));
+                    double score = 0;
+                    for (int64_t d = 0; d < dim; d++) score += double(q[size_t((token * heads + h) * dim + d)]) * read(keys.data() + offset, d);
+                    double weight = std::exp(score / std::sqrt(double(dim)));
+                    total += weight;
+                    for (int64_t d = 0; d < dim; d++) sums[size_t(d)] += weight * read(values.data() + offset, d);
+                }
+                for (int64_t d = 0; d < dim; d++)
+                    worst = std::max(worst, std::fabs(sums[size_t(d)] / total - double(out[size_t((token * heads + h) * dim + d)])));
+            }
+    expect(worst < 1e-4, "attention", worst);
+}
+
+int main() {
+    for (int threads : {1, 2, 3})
+        for (int64_t format = 0; format < FOLIO_FORMATS; format++)
+            for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {17, 33}, {48, 80}, {130, 256}})
+                for (int64_t rows : {1, 3, 13}) check_linear(format, n, k, rows, threads);
+    for (int64_t format = 0; format < 3; format++) {
+        check_attention(format, 6, 2, 8, 16, 0, 2);
+        check_attention(format, 9, 3, 64, 16, 0, 2);
+        check_attention(format, 4, 4, 80, 1, 12, 2);
+        check_attention(format, 8, 1, 128, 5, 300, 3);
+        check_attention(format, 2, 2, 6, 32, 0, 1);
+    }
+    std::printf(failures ? "%d failed\n" : "all checks hold\n", failures);
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,187 @@
+"""The native kernels against float64, on this CPU's best target and on the portable one."""
+
+import ctypes
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foliolm.core.errors import ConfigError
+from foliolm.ops.native import abi, build, library
+from foliolm.ops.native.abi import Format
+from foliolm.ops.native.packed import pack_floats, pack_ggml
+from foliolm.ops.native.target import TARGETS, best_target
+from support.tiny_models import kernels, ours, ours_on, reference, shape_of
+from support.torch_engine import generate, request
+
+# Of the largest result: what 32-bit sums, 16-bit and 8-bit activations may cost.
+TOLERANCE = {
+    Format.F32: 1e-5,
+    Format.BF16: 1e-5,
+    Format.I8: 1e-3,
+    Format.Q8_0: 1e-3,
+    Format.Q4_0: 0.03,
+    Format.Q4_1: 0.03,
+}
+
+
+@pytest.fixture(scope="module", params=["native", "portable"])
+def native(request):
+    return kernels(request.param)
+
+
+def product(lib, parts, bias, x, threads=2):
+    structs = (abi.Weight * 3)(*(part.struct() for part in parts))
+    linear = abi.Linear(len(parts), structs, None if bias is None else bias.data_ptr())
+    y = torch.full((len(x), sum(part.n for part in parts)), math.nan)
+    lib.check(lib.calls.folio_linear(ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr(), threads))
+    return y
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(list(Format)),
+    st.integers(1, 70),
+    st.integers(1, 100),
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.integers(0, 2**31),
+)
+def test_products_match_float64(native, form, n, k, rows, threads, seed):
+    generator = torch.Generator().manual_seed(seed)
+    parts = [pack_floats(native, torch.randn(n + i, k, generator=generator), form) for i in range(threads)]
+    bias = torch.randn(sum(part.n for part in parts), generator=generator)
+    x = torch.randn(rows, k, generator=generator)
+    stored = torch.cat([part.rows(native, list(range(part.n))) for part in parts]).double()
+    expected = x.double() @ stored.T + bias.double()
+    got = product(native, parts, bias, x, threads)
+    assert (got.double() - expected).abs().max() <= TOLERANCE[form] * max(1.0, float((expected - bias).abs().max()))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K"])
+def test_ggml_blocks_keep_their_values(native, name):
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType[name]
+    generator = np.random.default_rng(3)
+    n, k = 21, 512
+    width = {"Q4_0": 18 * 16, "Q4_1": 20 * 16, "Q8_0": 34 * 16, "Q4_K": 144 * 2}[name]
+    rows = generator.integers(0, 256, (n, width), np.uint8)
+    blocks = rows.reshape(n, -1, {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34, "Q4_K": 144}[name])
+    scales = 1 if name in ("Q4_0", "Q8_0") else 2
+    blocks[:, :, : 2 * scales] = (
+        generator.uniform(0.01, 2, (*blocks.shape[:2], scales)).astype(np.float16).view(np.uint8)
+    )
+    packed = pack_ggml(native, name, (n, k), rows)
+    assert packed is not None
+    expected = dequantize(rows, kind).reshape(n, k)
+    # Q4_K's sub-block scales are a product of two; it is kept in half precision.
+    limit = 1e-3 * np.abs(expected).max() if name == "Q4_K" else 0.0
+    assert np.abs(packed.rows(native, list(range(n))).numpy() - expected).max() <= limit
+
+
+def test_a_type_without_a_kernel_is_refused(native):
+    assert pack_ggml(native, "Q3_K", (1, 256), np.zeros((1, 110), np.uint8)) is None
+
+
+def test_int8_rounds_to_half_a_step(native):
+    w = torch.randn(40, 96, generator=torch.Generator().manual_seed(1))
+    got = pack_floats(native, w, Format.I8).rows(native, list(range(40)))
+    step = w.abs().amax(1, keepdim=True) / 127
+    assert ((got - w).abs() <= step * 0.501).all()
+
+
+SHAPES = [
+    ("llama", {"head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 3}),
+    ("llama", {"head_dim": 80, "num_attention_heads": 4, "num_key_value_heads": 1}),
+    ("qwen2", {"num_attention_heads": 6, "num_key_value_heads": 2}),
+    ("qwen3", {"head_dim": 96, "num_attention_heads": 8, "num_key_value_heads": 2}),
+    ("mistral", {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 20}),
+    ("llama", {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "config"), SHAPES, ids=[f"{kind}-{i}" for i, (kind, _) in enumerate(SHAPES)])
+@pytest.mark.parametrize("target", ["native", "portable"])
+def test_logprobs_are_pytorchs_for_every_shape(target, kind, config):
+    """Mixed lengths, so that prompts, chunks and decodes share steps; every prompt position's logprob is compared."""
+    theirs = reference(kind, **config)
+    overrides = {"sliding_window": config["sliding_window"]} if "sliding_window" in config else {}
+    models = [ours(theirs, kind, **overrides), ours_on(target, theirs, kind, **overrides)]
+    prompts = [[(7 * i * i + 11 * n) % 160 for i in range(n)] for n in (1, 9, 40, 70)]
+    runs = [
+        generate(
+            model,
+            [request(i, prompt, max_tokens=6, prompt_logprobs=0) for i, prompt in enumerate(prompts)],
+            chunk=17,
+            block_size=8,
+        )
+        for model in models
+    ]
+    for i in range(len(prompts)):
+        plain, native = (run.by_id[i] for run in runs)
+        assert native.tokens == plain.tokens
+        for a, b in zip(plain.prompt_logprobs[1:], native.prompt_logprobs[1:], strict=True):
+            assert a.token_logprob == pytest.approx(b.token_logprob, abs=2e-4)
+
+
+@pytest.mark.parametrize(("kv", "limit"), [(torch.bfloat16, 0.15), (torch.int8, 0.15)])
+@pytest.mark.parametrize("target", ["native", "portable"])
+def test_a_smaller_kv_cache_changes_little(target, kv, limit):
+    theirs = reference("llama", head_dim=64, num_attention_heads=4, num_key_value_heads=2)
+    exact = ours_on(target, theirs, "llama")
+    rounded = ours_on(target, theirs, "llama")
+    rounded.kv_dtype = kv
+    prompt = [(7 * i * i + 3) % 160 for i in range(90)]
+    entries = [
+        generate(model, [request(0, prompt, max_tokens=1, prompt_logprobs=0)], chunk=23).by_id[0].prompt_logprobs[1:]
+        for model in (exact, rounded)
+    ]
+    gaps = [abs(a.token_logprob - b.token_logprob) for a, b in zip(*entries, strict=True)]
+    assert 0 < max(gaps) < limit
+
+
+def test_the_best_target_is_one_that_the_cpu_has():
+    assert best_target(frozenset()).name == "portable"
+    assert best_target(TARGETS[1].needs).name == "avx2"
+    assert best_target(TARGETS[0].needs).name == "avx512-vnni"
+
+
+def test_without_a_compiler_pytorch_serves_and_says_why(monkeypatch, tmp_path):
+    library.load_library.cache_clear()
+    monkeypatch.setenv("FOLIOLM_HOME", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    try:
+        choice = library.choose_kernels("auto")
+        assert choice.library is None
+        assert "no C++ compiler" in choice.reason
+        with pytest.raises(ConfigError, match="native"):
+            library.choose_kernels("native")
+    finally:
+        library.load_library.cache_clear()
+
+
+def test_kernels_that_the_cpu_lacks_are_refused(monkeypatch):
+    monkeypatch.setattr(library, "cpu_features", lambda: frozenset({"sse2"}))
+    with pytest.raises(ConfigError, match=r"lacks .*avx2"):
+        library.choose_kernels("avx2")
+
+
+def test_a_failing_compiler_says_its_first_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("FOLIOLM_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "COMMON_FLAGS", ("-std=c++20", "-include", str(tmp_path / "nowhere.h")))
+    with pytest.raises(build.BuildError, match=r"nowhere\.h"):
+        build.built_library(TARGETS[-1])
+
+
+def test_sizes_are_the_models_own(native):
+    theirs = reference("qwen3")
+    model = ours_on("native", theirs, "qwen3")
+    assert model.shape == shape_of(theirs, "qwen3")
+    matrices = sum(p.numel() for name, p in theirs.named_parameters() if p.dim() == 2)
+    assert model.weight_bytes >= 4 * matrices
