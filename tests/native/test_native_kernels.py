@@ -126,7 +126,7 @@ def test_logprobs_are_pytorchs_for_every_shape(target, kind, config):
         plain, native = (run.by_id[i] for run in runs)
         assert native.tokens == plain.tokens
         for a, b in zip(plain.prompt_logprobs[1:], native.prompt_logprobs[1:], strict=True):
-            assert a.token_logprob == pytest.approx(b.token_logprob, abs=2e-4)
+            assert a.logprob == pytest.approx(b.logprob, abs=2e-4)
 
 
 @pytest.mark.parametrize(("kv", "limit"), [(torch.bfloat16, 0.15), (torch.int8, 0.15)])
@@ -141,7 +141,7 @@ def test_a_smaller_kv_cache_changes_little(target, kv, limit):
         generate(model, [request(0, prompt, max_tokens=1, prompt_logprobs=0)], chunk=23).by_id[0].prompt_logprobs[1:]
         for model in (exact, rounded)
     ]
-    gaps = [abs(a.token_logprob - b.token_logprob) for a, b in zip(*entries, strict=True)]
+    gaps = [abs(a.logprob - b.logprob) for a, b in zip(*entries, strict=True)]
     assert 0 < max(gaps) < limit
 
 

@@ -68,13 +68,15 @@ void dots(const float* q, int64_t dim, const uint8_t* const* keys, float* scores
         }
     }
     FOLIO_UNROLL
-    for (int r = 0; r < R; r++)
-        FOLIO_UNROLL
-        for (int t = 0; t < T; t++) {
-            float sum = vsum(acc[r][t]);
-            for (int64_t j = i; j < dim; j++) sum += q[r * dim + j] * K::one(keys[t], j);
-            scores[r * UNIT + t] = sum;
-        }
+    for (int r = 0; r < R; r++) {
+        float* to = scores + r * UNIT;
+        if constexpr (T == 4)
+            vsum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], to);
+        else
+            to[0] = vsum(acc[r][0]);
+        for (int64_t j = i; j < dim; j++)
+            for (int t = 0; t < T; t++) to[t] += q[r * dim + j] * K::one(keys[t], j);
+    }
 }
 
 template <class K, int R>

@@ -8,6 +8,11 @@
 namespace folio {
 namespace {
 
+// Bytes ahead of a product in its weights: what memory answers late is asked for early, into the next panel too.
+constexpr int64_t AHEAD = 4096;
+// Rows up to which 4-bit weights are multiplied as they are.
+constexpr int64_t FEW = 16;
+
 template <int R>
 struct Tile {
     vf v[R][NV];
@@ -80,9 +85,10 @@ void floats(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k, flo
     write(acc, out, ldo);
 }
 
-// 4-bit weights in blocks of 32: Σ_blocks scale · scale_x · (q · x) + minimum · sum_x.
+// 4-bit weights in blocks of 32: scale_x · Σ_blocks (scale · (q · x) + minimum · sum_x). Of each four activations the
+// second and the third have changed places: so do the nibbles when every fourth is taken.
 template <int R, bool MINIMA>
-void nibbles(const int8_t* x, int64_t ldx, const float* scale, const float* sum, int64_t groups, const uint8_t* w,
+void nibbles(const int16_t* x, int64_t ldx, const float* scale, const float* sum, int64_t groups, const uint8_t* w,
              float* out, int64_t ldo) {
     constexpr int64_t HEAD = MINIMA ? 64 : 32;
     Tile<R> acc;
@@ -93,33 +99,62 @@ void nibbles(const int8_t* x, int64_t ldx, const float* scale, const float* sum,
         for (int r = 0; r < R; r++)
             FOLIO_UNROLL
             for (int v = 0; v < NV; v++) dots[r][v] = izero();
-        const int8_t* at = x + b * GROUP;
+        for (int line = 0; line < 5; line++) __builtin_prefetch(w + AHEAD + 64 * line);
+        const int16_t* at = x + b * GROUP;
         FOLIO_UNROLL
-        for (int t = 0; t < 4; t++) {
+        for (int t = 0; t < 4; t++)
             FOLIO_UNROLL
             for (int v = 0; v < NV; v++) {
-                vi both = iload(w + HEAD + t * 64 + v * 4 * LANES);
-                vi low = ilow4(both), high = ihigh4(both);
+                vi all = iload(w + HEAD + t * 64 + v * 4 * LANES);
+                vi low = inibbles<0>(all), high = inibbles<1>(all), odd_low = inibbles<2>(all), odd_high = inibbles<3>(all);
                 FOLIO_UNROLL
                 for (int r = 0; r < R; r++) {
-                    dots[r][v] = dot4(dots[r][v], low, ispread4(at + r * ldx + 4 * t));
-                    dots[r][v] = dot4(dots[r][v], high, ispread4(at + r * ldx + 16 + 4 * t));
+                    const int16_t* here = at + r * ldx + 4 * t;
+                    dots[r][v] = dot2(dots[r][v], low, ispread4(here));
+                    dots[r][v] = dot2(dots[r][v], odd_low, ispread4(here + 2));
+                    dots[r][v] = dot2(dots[r][v], high, ispread4(here + 16));
+                    dots[r][v] = dot2(dots[r][v], odd_high, ispread4(here + 18));
                 }
             }
-        }
         FOLIO_UNROLL
         for (int v = 0; v < NV; v++) {
             vf d = vload_f16(reinterpret_cast<const uint16_t*>(w) + v * LANES);
             vf m = MINIMA ? vload_f16(reinterpret_cast<const uint16_t*>(w) + PANEL + v * LANES) : vmul(d, vset(-8.0f));
             FOLIO_UNROLL
             for (int r = 0; r < R; r++) {
-                vf s = vmul(d, vset(scale[r * groups + b]));
-                acc.v[r][v] = vfma(dot4_float(dots[r][v]), s, acc.v[r][v]);
+                acc.v[r][v] = vfma(ifloat(dots[r][v]), d, acc.v[r][v]);
                 acc.v[r][v] = vfma(m, vset(sum[r * groups + b]), acc.v[r][v]);
             }
         }
     }
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++)
+        FOLIO_UNROLL
+        for (int v = 0; v < NV; v++) acc.v[r][v] = vmul(acc.v[r][v], vset(scale[r]));
     write(acc, out, ldo);
+}
+
+// A panel of 4-bit weights as floats [groups · 32][16]: for many rows that costs less than to unpack it for each few.
+template <bool MINIMA>
+void expand(const uint8_t* w, int64_t groups, float* out) {
+    constexpr int64_t HEAD = MINIMA ? 64 : 32;
+    for (int64_t b = 0; b < groups; b++, w += HEAD + 256, out += GROUP * PANEL)
+        for (int v = 0; v < NV; v++) {
+            vf d = vload_f16(reinterpret_cast<const uint16_t*>(w) + v * LANES);
+            vf m = MINIMA ? vload_f16(reinterpret_cast<const uint16_t*>(w) + PANEL + v * LANES) : vmul(d, vset(-8.0f));
+            for (int t = 0; t < 4; t++) {
+                vi all = iload(w + HEAD + t * 64 + v * 4 * LANES);
+                float *low = out + 4 * t * PANEL + v * LANES, *high = low + 16 * PANEL;
+                vstore(low, vfma(inibble<0>(all), d, m));
+                vstore(low + PANEL, vfma(inibble<2>(all), d, m));
+                vstore(low + 2 * PANEL, vfma(inibble<4>(all), d, m));
+                vstore(low + 3 * PANEL, vfma(inibble<6>(all), d, m));
+                vstore(high, vfma(inibble<1>(all), d, m));
+                vstore(high + PANEL, vfma(inibble<3>(all), d, m));
+                vstore(high + 2 * PANEL, vfma(inibble<5>(all), d, m));
+                vstore(high + 3 * PANEL, vfma(inibble<7>(all), d, m));
+            }
+        }
 }
 
 // 8-bit weights in blocks of 32 with a scale each, 16-bit activations.
@@ -134,6 +169,7 @@ void bytes_blocks(const int16_t* x, int64_t ldx, const float* scale, int64_t gro
         for (int r = 0; r < R; r++)
             FOLIO_UNROLL
             for (int v = 0; v < NV; v++) dots[r][v] = izero();
+        for (int line = 0; line < 9; line++) __builtin_prefetch(w + AHEAD + 64 * line);
         const int8_t* q = reinterpret_cast<const int8_t*>(w + 32);
         FOLIO_UNROLL
         for (int t = 0; t < 16; t++) {
@@ -172,6 +208,7 @@ void bytes_whole(const int16_t* x, int64_t ldx, const float* scale, int64_t pair
         for (int v = 0; v < NV; v++) dots[r][v] = izero();
     const int8_t* q = reinterpret_cast<const int8_t*>(w + 4 * PANEL);
     for (int64_t t = 0; t < pairs; t++) {
+        __builtin_prefetch(q + t * 32 + AHEAD);
         vi wide[NV];
         FOLIO_UNROLL
         for (int v = 0; v < NV; v++) wide[v] = iwiden8(q + t * 32 + v * 2 * LANES);
@@ -218,8 +255,8 @@ void panel_rows(const FolioWeight& weight, int64_t panel, const Activations& x, 
 template <int R>
 void nibble_rows(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, float* out) {
     int64_t groups = x.groups;
-    const int8_t* from = x.s8.data() + first * x.padded;
-    const float *scale = x.s8_scale.data() + first * groups, *sum = x.s8_sum.data() + first * groups;
+    const int16_t* from = x.pairs.data() + first * x.padded;
+    const float *scale = x.pairs_scale.data() + first, *sum = x.pairs_sum.data() + first * groups;
     if (weight.format == FOLIO_Q4_0)
         nibbles<R, false>(from, x.padded, scale, sum, groups, weight.data + panel * groups * (32 + 256), out, PANEL);
     else
@@ -243,15 +280,31 @@ inline void with_rows(int64_t rows, F&& f) {
     }
 }
 
-void panel_tile(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, float* out) {
-    if (weight.format == FOLIO_Q4_0 || weight.format == FOLIO_Q4_1)
+void panel_tile(const FolioWeight& weight, const float* floats_of_panel, int64_t panel, const Activations& x, int64_t first,
+                int64_t rows, float* out) {
+    if (floats_of_panel)
+        small_product(x.f32.data() + first * x.k, x.k, floats_of_panel, PANEL, x.k, rows, out, PANEL, false);
+    else if (has_nibbles(weight))
         with_rows<ROWS4>(rows, [&]<int R>() { nibble_rows<R>(weight, panel, x, first, out); });
     else
         with_rows<ROWS>(rows, [&]<int R>() { panel_rows<R>(weight, panel, x, first, out); });
 }
 
-int64_t tile_rows(const FolioWeight& weight) {
-    return weight.format == FOLIO_Q4_0 || weight.format == FOLIO_Q4_1 ? ROWS4 : ROWS;
+int64_t tile_rows(const FolioWeight& weight, const Activations& x) {
+    return weight.format >= FOLIO_Q4_0 && x.forms.pairs ? ROWS4 : ROWS;
+}
+
+bool has_nibbles(const FolioWeight& weight) { return weight.format == FOLIO_Q4_0 || weight.format == FOLIO_Q4_1; }
+
+// Where 4-bit weights are multiplied as floats: their panel's, in a thread's own memory; else null.
+const float* expanded(const FolioWeight& weight, int64_t panel, const Activations& x, std::vector<float>& memory) {
+    if (!has_nibbles(weight) || x.forms.pairs) return nullptr;
+    if (int64_t size = x.padded * PANEL; int64_t(memory.size()) < size) memory.resize(size_t(size));
+    if (weight.format == FOLIO_Q4_0)
+        expand<false>(weight.data + panel * x.groups * (32 + 256), x.groups, memory.data());
+    else
+        expand<true>(weight.data + panel * x.groups * (64 + 256), x.groups, memory.data());
+    return memory.data();
 }
 
 int64_t panels(const FolioWeight& weight) { return (weight.n + PANEL - 1) / PANEL; }
@@ -272,7 +325,7 @@ Forms forms_of(const FolioLinear& linear) {
         int64_t format = linear.parts[i].format;
         if (format == FOLIO_F32 || format == FOLIO_BF16) forms.f32 = true;
         if (format == FOLIO_I8 || format == FOLIO_Q8_0) forms.s16 = true;
-        if (format == FOLIO_Q4_0 || format == FOLIO_Q4_1) forms.s8 = true;
+        if (format == FOLIO_Q4_0 || format == FOLIO_Q4_1) forms.pairs = true;
     }
     return forms;
 }
@@ -282,14 +335,15 @@ void Activations::shape(const FolioLinear& linear, int64_t rows) {
     groups = (k + GROUP - 1) / GROUP;
     padded = groups * GROUP;
     forms = forms_of(linear);
+    if (forms.pairs && rows > FEW) forms.pairs = false, forms.f32 = true;
     auto grow = [](auto& vector, int64_t size) {
         if (int64_t(vector.size()) < size) vector.resize(size_t(size));
     };
     if (forms.f32) grow(f32, rows * k);
-    if (forms.s8) {
-        grow(s8, rows * padded);
-        grow(s8_scale, rows * groups);
-        grow(s8_sum, rows * groups);
+    if (forms.pairs) {
+        grow(pairs, rows * padded);
+        grow(pairs_scale, rows);
+        grow(pairs_sum, rows * groups);
     }
     if (forms.s16) {
         grow(s16, rows * padded);
@@ -301,40 +355,38 @@ void Activations::shape(const FolioLinear& linear, int64_t rows) {
 
 void Activations::set(int64_t row, const float* x) {
     if (forms.f32) std::memcpy(f32.data() + row * k, x, size_t(k) * 4);
+    if (!forms.s16 && !forms.pairs) return;
+    float top = 0;
+    int64_t i = 0;
+    vf tops = vzero();
+    for (; i + LANES <= k; i += LANES) tops = vmax(tops, vabs(vload(x + i)));
+    top = vtop(tops);
+    for (; i < k; i++) top = std::max(top, std::fabs(x[i]));
+    auto round_to = [&](float limit, int16_t* to) {
+        vf factor = vset(top > 0 ? limit / top : 0.0f);
+        float last[LANES] = {};
+        int64_t j = 0;
+        for (; j + LANES <= k; j += LANES) vstore_s16(to + j, vround(vmul(vload(x + j), factor)));
+        std::memcpy(last, x + j, size_t(k - j) * 4);
+        for (; j < padded; j += LANES) {
+            vstore_s16(to + j, vround(vmul(vload(last), factor)));
+            std::memset(last, 0, sizeof last);
+        }
+    };
     if (forms.s16) {
-        float top = 0;
-        int64_t i = 0;
-        vf tops = vzero();
-        for (; i + LANES <= k; i += LANES) tops = vmax(tops, vabs(vload(x + i)));
-        top = vtop(tops);
-        for (; i < k; i++) top = std::max(top, std::fabs(x[i]));
-        float inverse = top > 0 ? float(s16_top) / top : 0.0f;
-        int16_t* to = s16.data() + row * padded;
-        for (i = 0; i + LANES <= k; i += LANES) vstore_s16(to + i, vround(vmul(vload(x + i), vset(inverse))));
-        for (; i < k; i++) to[i] = int16_t(std::nearbyint(x[i] * inverse));
-        for (; i < padded; i++) to[i] = 0;
+        round_to(float(s16_top), s16.data() + row * padded);
         s16_scale[size_t(row)] = top / float(s16_top);
     }
-    if (forms.s8) {
-        int8_t* to = s8.data() + row * padded;
-        for (int64_t g = 0; g < groups; g++) {
-            int64_t begin = g * GROUP, end = std::min(begin + GROUP, k);
-            const float* from = x + begin;
-            float last[GROUP] = {};
-            if (end - begin < GROUP) {
-                std::memcpy(last, from, size_t(end - begin) * 4);
-                from = last;
-            }
-            vf tops = vzero(), sums = vzero();
-            for (int i = 0; i < GROUP; i += LANES) tops = vmax(tops, vabs(vload(from + i)));
-            float top = vtop(tops), inverse = top > 0 ? 127.0f / top : 0.0f, scale = top / 127.0f;
-            for (int i = 0; i < GROUP; i += LANES) {
-                vf q = vround(vmul(vload(from + i), vset(inverse)));
-                sums = vadd(sums, q);
-                vstore_s8(to + begin + i, q);
-            }
-            s8_scale[size_t(row * groups + g)] = scale;
-            s8_sum[size_t(row * groups + g)] = scale * vsum(sums);
+    if (forms.pairs) {
+        int16_t* to = pairs.data() + row * padded;
+        round_to(32767.0f, to);
+        float scale = top / 32767.0f;
+        pairs_scale[size_t(row)] = scale;
+        for (int64_t g = 0; g < groups; g++, to += GROUP) {
+            int sum = 0;
+            for (int j = 0; j < GROUP; j++) sum += to[j];
+            for (int j = 0; j < GROUP; j += 4) std::swap(to[j + 1], to[j + 2]);
+            pairs_sum[size_t(row * groups + g)] = float(sum);
         }
     }
 }
@@ -347,6 +399,7 @@ void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t
     // a few panels at a time, so that both stay in its cache.
     int64_t chunk = rows <= 16 ? std::max<int64_t>(1, total / (team.size() * 6)) : 2;
     constexpr int64_t BLOCK = 240;
+    thread_local std::vector<float> memory[2];
     alignas(64) float tile[2][ROWS * PANEL];
     int64_t begin, end;
     while (team.take(total, chunk, begin, end)) {
@@ -362,14 +415,17 @@ void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t
                 const FolioWeight& weight = linear.parts[part];
                 int64_t width = std::min<int64_t>(PANEL, weight.n - panel * PANEL);
                 column += panel * PANEL;
-                int64_t step = tile_rows(weight);
+                int64_t step = tile_rows(weight, x);
+                const float* own = expanded(weight, panel, x, memory[0]);
+                const float* own_up = into == Into::silu_mul ? expanded(linear.parts[1], panel, x, memory[1]) : nullptr;
                 for (int64_t row = block; row < stop; row += step) {
                     int64_t count = std::min(step, stop - row);
-                    panel_tile(weight, panel, x, row, count, tile[0]);
+                    panel_tile(weight, own, panel, x, row, count, tile[0]);
                     const float* bias = linear.bias ? linear.bias + column : nullptr;
                     if (into == Into::silu_mul) {
-                        for (int64_t r = 0; r < count; r += ROWS4)
-                            panel_tile(linear.parts[1], panel, x, row + r, std::min<int64_t>(ROWS4, count - r),
+                        int64_t few = tile_rows(linear.parts[1], x);
+                        for (int64_t r = 0; r < count; r += few)
+                            panel_tile(linear.parts[1], own_up, panel, x, row + r, std::min<int64_t>(few, count - r),
                                        tile[1] + r * PANEL);
                         const float* up_bias = bias ? bias + weight.n : nullptr;
                         for (int64_t r = 0; r < count; r++) {

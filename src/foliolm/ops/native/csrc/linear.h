@@ -9,7 +9,7 @@
 
 namespace folio {
 
-constexpr int GROUP = 32;  // activations that share a scale where weights have 4 bits
+constexpr int GROUP = 32;  // weights that share a scale in blocks
 
 // Bytes of a packed matrix.
 int64_t packed_bytes(int64_t format, int64_t n, int64_t k);
@@ -22,7 +22,7 @@ void unpack_row(const FolioWeight& weight, int64_t row, float* out);
 
 // Rows of activations in the forms that the weights' formats want.
 struct Forms {
-    bool f32 = false, s8 = false, s16 = false;
+    bool f32 = false, s16 = false, pairs = false;
 };
 Forms forms_of(const FolioLinear& linear);
 
@@ -30,11 +30,11 @@ struct Activations {
     int64_t k = 0, padded = 0, groups = 0;
     Forms forms;
     std::vector<float> f32;           // [rows, k]
-    std::vector<int8_t> s8;           // [rows, padded]
-    std::vector<float> s8_scale;      // [rows, groups]
-    std::vector<float> s8_sum;        // [rows, groups] scale times the sum of the group
     std::vector<int16_t> s16;         // [rows, padded]
     std::vector<float> s16_scale;     // [rows]
+    std::vector<int16_t> pairs;       // [rows, padded], of each four the middle two swapped
+    std::vector<float> pairs_scale;   // [rows]
+    std::vector<float> pairs_sum;     // [rows, groups] sum of the group
     int64_t s16_top = 32767;
 
     void shape(const FolioLinear& linear, int64_t rows);

@@ -95,6 +95,7 @@ inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 inline vf vabs(vf a) { return _mm512_abs_ps(a); }
 inline float vsum(vf a) { return _mm512_reduce_add_ps(a); }
+inline void vsum4(vf a, vf b, vf c, vf d, float* out) { out[0] = vsum(a), out[1] = vsum(b), out[2] = vsum(c), out[3] = vsum(d); }
 inline float vtop(vf a) { return _mm512_reduce_max_ps(a); }
 inline vf vload_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(
@@ -106,10 +107,7 @@ inline vf vload_f16(const uint16_t* p) {
 inline vf vload_s8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-inline void vstore_s8(int8_t* p, vf a) {  // whole numbers within range
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
-}
-inline void vstore_s16(int16_t* p, vf a) {
+inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)));
 }
 inline vf vround(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -128,11 +126,16 @@ inline vi iwiden8(const int8_t* p) {
 }
 inline vi dot2(vi acc, vi w, vi x) { return _mm512_dpwssd_epi32(acc, w, x); }
 inline vf ifloat(vi a) { return _mm512_cvtepi32_ps(a); }
-inline vi ilow4(vi a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
-inline vi ihigh4(vi a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
-// 4-bit weights times 8-bit activations, four a lane; at most 8 of these before dot4_float.
-inline vi dot4(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
-inline vf dot4_float(vi acc) { return _mm512_cvtepi32_ps(acc); }
+// Every fourth nibble from the n-th on, each in 16 bits.
+template <int N>
+inline vi inibbles(vi a) {
+    return _mm512_and_si512(_mm512_srli_epi32(a, 4 * N), _mm512_set1_epi32(0x000f000f));
+}
+// The n-th nibble of each 32 bits.
+template <int N>
+inline vf inibble(vi a) {
+    return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(a, 4 * N), _mm512_set1_epi32(15)));
+}
 
 #elif defined(FOLIO_AVX2)
 
@@ -156,6 +159,10 @@ inline float vsum(vf a) {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+inline void vsum4(vf a, vf b, vf c, vf d, float* out) {  // four sums at once
+    vf sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+}
 inline float vtop(vf a) {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
@@ -175,11 +182,6 @@ inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
     __m256i wide = _mm256_cvtps_epi32(a);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
-}
-inline void vstore_s8(int8_t* p, vf a) {
-    __m256i wide = _mm256_cvtps_epi32(a);
-    __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
 }
 inline vf vround(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf vpow2(vf n) {
@@ -202,18 +204,21 @@ inline vi keep(vi acc) {
 }
 inline vi dot2(vi acc, vi w, vi x) { return keep(_mm256_add_epi32(acc, _mm256_madd_epi16(w, x))); }
 inline vf ifloat(vi a) { return _mm256_cvtepi32_ps(a); }
-inline vi ilow4(vi a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
-inline vi ihigh4(vi a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
-// Sums stay in 16 bits: 8 steps of two products of at most 15 · 127 each are 30,480.
-inline vi dot4(vi acc, vi w, vi x) { return keep(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
-inline vf dot4_float(vi acc) { return _mm256_cvtepi32_ps(_mm256_madd_epi16(acc, _mm256_set1_epi16(1))); }
+template <int N>
+inline vi inibbles(vi a) {
+    return _mm256_and_si256(_mm256_srli_epi32(a, 4 * N), _mm256_set1_epi32(0x000f000f));
+}
+// The n-th nibble of each 32 bits.
+template <int N>
+inline vf inibble(vi a) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(a, 4 * N), _mm256_set1_epi32(15)));
+}
 
 #else
 
 constexpr int LANES = 4;
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
-typedef int8_t vbytes __attribute__((vector_size(16)));
 typedef int16_t vshorts __attribute__((vector_size(16)));
 inline vf vzero() { return vf{0, 0, 0, 0}; }
 inline vf vload(const float* p) {
@@ -232,6 +237,7 @@ inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 inline vf vmin(vf a, vf b) { return a < b ? a : b; }
 inline vf vabs(vf a) { return a < 0 ? -a : a; }
 inline float vsum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+inline void vsum4(vf a, vf b, vf c, vf d, float* out) { out[0] = vsum(a), out[1] = vsum(b), out[2] = vsum(c), out[3] = vsum(d); }
 inline float vtop(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
 inline vf vload_bf16(const uint16_t* p) {
     return vf{bf16_to_float(p[0]), bf16_to_float(p[1]), bf16_to_float(p[2]), bf16_to_float(p[3])};
@@ -240,10 +246,7 @@ inline vf vload_f16(const uint16_t* p) {
     return vf{f16_to_float(p[0]), f16_to_float(p[1]), f16_to_float(p[2]), f16_to_float(p[3])};
 }
 inline vf vload_s8(const int8_t* p) { return vf{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
-inline void vstore_s8(int8_t* p, vf a) {  // whole numbers within range
-    for (int i = 0; i < 4; i++) p[i] = int8_t(a[i]);
-}
-inline void vstore_s16(int16_t* p, vf a) {
+inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
     for (int i = 0; i < 4; i++) p[i] = int16_t(a[i]);
 }
 inline vf vround(vf a) {
@@ -277,19 +280,14 @@ inline vi dot2(vi acc, vi w, vi x) {
     return acc + products;
 }
 inline vf ifloat(vi a) { return __builtin_convertvector(a, vf); }
-inline vi ilow4(vi a) { return a & 0x0f0f0f0f; }
-inline vi ihigh4(vi a) { return (a >> 4) & 0x0f0f0f0f; }
-inline vi dot4(vi acc, vi w, vi x) {
-    vbytes a = vbytes(w), b = vbytes(x);  // weights are at most 15: their sign does not matter
-    vi products;
-    for (int i = 0; i < 4; i++) {
-        int sum = 0;
-        for (int j = 0; j < 4; j++) sum += int(a[4 * i + j]) * b[4 * i + j];
-        products[i] = sum;
-    }
-    return acc + products;
+template <int N>
+inline vi inibbles(vi a) {
+    return (a >> 4 * N) & 0x000f000f;
 }
-inline vf dot4_float(vi acc) { return ifloat(acc); }
+template <int N>
+inline vf inibble(vi a) {
+    return ifloat((a >> 4 * N) & 15);
+}
 
 #endif
 
