@@ -280,6 +280,8 @@ inline void with_rows(int64_t rows, F&& f) {
     }
 }
 
+bool has_nibbles(const FolioWeight& weight) { return weight.format == FOLIO_Q4_0 || weight.format == FOLIO_Q4_1; }
+
 void panel_tile(const FolioWeight& weight, const float* floats_of_panel, int64_t panel, const Activations& x, int64_t first,
                 int64_t rows, float* out) {
     if (floats_of_panel)
@@ -293,8 +295,6 @@ void panel_tile(const FolioWeight& weight, const float* floats_of_panel, int64_t
 int64_t tile_rows(const FolioWeight& weight, const Activations& x) {
     return weight.format >= FOLIO_Q4_0 && x.forms.pairs ? ROWS4 : ROWS;
 }
-
-bool has_nibbles(const FolioWeight& weight) { return weight.format == FOLIO_Q4_0 || weight.format == FOLIO_Q4_1; }
 
 // Where 4-bit weights are multiplied as floats: their panel's, in a thread's own memory; else null.
 const float* expanded(const FolioWeight& weight, int64_t panel, const Activations& x, std::vector<float>& memory) {
