@@ -6,17 +6,32 @@ from foliolm.version import __version__
 
 if TYPE_CHECKING:
     from foliolm.api.async_llm import AsyncLLM
-    from foliolm.api.llm import LLM, CompletionOutput, RequestOutput
+    from foliolm.api.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from foliolm.api.llm import LLM
+    from foliolm.api.results import CompletionOutput, RequestOutput
     from foliolm.core.sampling import SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 # Imported when first asked for: most commands need neither torch nor a tokenizer.
 _HOMES = {
     "AsyncLLM": "foliolm.api.async_llm",
+    "BeamSearchOutput": "foliolm.api.beams",
+    "BeamSearchParams": "foliolm.api.beams",
+    "BeamSearchSequence": "foliolm.api.beams",
     "LLM": "foliolm.api.llm",
-    "CompletionOutput": "foliolm.api.llm",
-    "RequestOutput": "foliolm.api.llm",
+    "CompletionOutput": "foliolm.api.results",
+    "RequestOutput": "foliolm.api.results",
     "SamplingParams": "foliolm.core.sampling",
 }
 

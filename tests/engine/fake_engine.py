@@ -70,11 +70,13 @@ class FakeExecutor:
             if row.logits is not LogitsAt.NONE:
                 done = len(self.tokens[row.request_id]) - len(prompt)
                 sampled = [expected(prompt, done + 1)[done]]
-                self.tokens[row.request_id] += sampled
+                for request_id in (row.request_id, *row.forks):
+                    self.tokens[request_id] += sampled
                 top = self.sampling[row.request_id].logprobs
                 if top is not None:
                     ranked = tuple((sampled[0] + i, -0.5 - i) for i in range(top))
-                    logprobs[position] = [TokenLogprobs(sampled[0], -0.5, 1, ranked)]
+                    logprobs[position] = [TokenLogprobs(sampled[0], -0.5, 1, ranked)] * (1 + len(row.forks))
+                sampled *= 1 + len(row.forks)
             rows.append(sampled)
 
         def work():

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from foliolm.core.sampling import BeamSearch
 from foliolm.model.loader import load_model
+from support.beams import assert_same_beams, reference_beams, search
 from support.same_tokens import assert_same_tokens
 from support.tiny_models import VOCAB, ours_on, reference, reference_greedy, reference_logits
 from support.torch_engine import generate, request
@@ -125,3 +127,18 @@ def test_embedded_model_says_what_transformers_says(embedded, spoken, chunk, blo
     run = generate(embedded[0], requests, chunk=chunk, block_size=block, depth=depth)
     for i, (_, theirs, gaps) in enumerate(spoken):
         assert_same_tokens(run.by_id[i].tokens, theirs, gaps)
+
+
+def test_embedded_model_finds_the_beams_that_transformers_finds(embedded):
+    model, theirs = embedded
+    # "The capital of France is" and the like: texts, so that hypotheses differ in earnest and some end.
+    prompts = [[504, 3575, 282, 4649, 314], [1780, 314, 260, 582, 30, 1812, 314, 253]]
+    for first, (prompt, beam) in enumerate(zip(prompts, (BeamSearch(4), BeamSearch(3, 0.5, True)), strict=True)):
+        requests = search(10 * first + 1, prompt, beam, 10, (2, 30))
+        run = generate(model, requests)
+        got = [run.by_id[one.request_id] for one in requests]
+        scored = [
+            (one.tokens, sum(entry.logprob for entry in one.logprobs) / len(one.tokens) ** beam.length_penalty)
+            for one in got
+        ]
+        assert_same_beams(scored, reference_beams(theirs, prompt, beam, 10, (2, 30)))

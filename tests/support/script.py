@@ -70,7 +70,8 @@ def result_for(plan: StepPlan, position_of: dict[int, int] | None = None) -> Ste
     tokens = []
     for row in plan.all_rows():
         sampled = row.logits & LogitsAt.LAST
-        tokens.append([token_for(row.request_id, row.context + row.num_new_tokens)] if sampled else [])
+        position = row.context + row.num_new_tokens
+        tokens.append([token_for(rid, position) for rid in (row.request_id, *row.forks)] if sampled else [])
     return StepResult(plan.step_id, tokens, StepSeconds(0.0))
 
 

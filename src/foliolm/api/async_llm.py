@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 from foliolm.api.choice import Choice, Delta
 from foliolm.api.generation import Deadlines, Generation
 from foliolm.api.launch import start_engine
-from foliolm.api.llm import CompletionOutput, Prompt, RequestOutput
+from foliolm.api.llm import Prompt
+from foliolm.api.results import CompletionOutput, RequestOutput
 from foliolm.core.config import EngineConfig
 from foliolm.core.errors import EngineDeadError
 from foliolm.core.request import EngineRequest, FinishReason
@@ -153,7 +154,7 @@ class AsyncLLM:
         fitted = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
         generation = Generation(self.client, deadlines=Deadlines(total_s=timeout_s, source="timeout_s"))
         arrival = time.monotonic_ns()
-        for child in range(sampling.n):
+        for child in range(sampling.num_sequences):
             request = EngineRequest(
                 request_id=0,
                 prompt_token_ids=tuple(ids),
@@ -161,6 +162,7 @@ class AsyncLLM:
                 eos_token_ids=self.model.eos_token_ids,
                 arrival_ns=arrival,
                 priority=priority,
+                sibling=child,
             )
             stream = TextStream(self.model.tokenizer, ids, request.sampling)
 

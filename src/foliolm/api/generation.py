@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from foliolm.api.choice import Choice, ChoiceState, Delta
 from foliolm.api.errors import GenerationFailedError, RequestTimeoutError
 from foliolm.api.timings import Before, timings_of
-from foliolm.core.errors import FolioError
-from foliolm.core.request import EngineRequest, FinishReason
+from foliolm.core.errors import EngineDeadError, FolioError
+from foliolm.core.plan import Decision
+from foliolm.core.request import EngineRequest, FinishReason, TokenOutput
 
 if TYPE_CHECKING:
     from foliolm.engine.client import ProcessClient
+    from foliolm.engine.routing import OutputSink
 
 Notify = Callable[[], None]
 ChoiceMaker = Callable[[Notify, Callable[[int], None], Notify], Choice]
@@ -34,6 +36,19 @@ class Deadlines:
     total_s: float | None = None
     queue_s: float | None = None
     source: str = "timeout"
+
+
+class _Unread:
+    """Takes what nobody reads."""
+
+    def on_output(self, output: TokenOutput) -> None:
+        """Nothing."""
+
+    def on_decision(self, decision: Decision) -> None:
+        """Nothing."""
+
+    def on_error(self, error: EngineDeadError) -> None:
+        """Nothing."""
 
 
 class Generation:
@@ -61,6 +76,7 @@ class Generation:
         self._timers: list[asyncio.TimerHandle] = []
         self._news = asyncio.Event()
         self._requests: list[EngineRequest] = []
+        self._sinks: list[OutputSink] = []
         self._ids: tuple[int, ...] = ()
         self.choices: list[Choice] = []
         self.before: Before | None = None
@@ -68,8 +84,15 @@ class Generation:
 
     def add(self, request: EngineRequest, make: ChoiceMaker) -> None:
         """One more choice. ``make`` is given the callbacks that ``Choice`` wants."""
+        choice = make(self._news.set, lambda request_id: self._client.abort([request_id]), self.turn.set)
         self._requests.append(request)
-        self.choices.append(make(self._news.set, lambda request_id: self._client.abort([request_id]), self.turn.set))
+        self._sinks.append(choice)
+        self.choices.append(choice)
+
+    def add_unread(self, request: EngineRequest) -> None:
+        """A hypothesis of a beam search beyond those that become choices."""
+        self._requests.append(request)
+        self._sinks.append(_Unread())
 
     async def start(self) -> None:
         """Hand all choices to the engine, all or none, and wait until it takes them.
@@ -78,7 +101,7 @@ class Generation:
             RequestError, QueueFullError, EngineDeadError: as the client's ``add``.
             RequestTimeoutError: the engine did not take them in time.
         """
-        add = self._client.add(self._requests, self.choices)
+        add = self._client.add(self._requests, self._sinks)
         limits = [seconds for seconds in (self._deadlines.total_s, self._deadlines.queue_s) if seconds is not None]
         if not limits:
             self._ids = await add
@@ -132,7 +155,11 @@ class Generation:
     @property
     def labels(self) -> list[str]:
         """The choices' names in the ledger."""
-        return [request.label for request in self._requests]
+        return [
+            request.label
+            for request, sink in zip(self._requests, self._sinks, strict=True)
+            if not isinstance(sink, _Unread)
+        ]
 
     def timings(self, choice: Choice) -> dict[str, Any]:
         """Where a choice's time went up to now; it must have ended."""
@@ -165,11 +192,11 @@ class Generation:
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that were read from the prefix cache, each prompt once."""
-        cached: dict[int, int] = {}
+        # The first choice of a prompt computes what is not cached; the others take it from there.
+        first: dict[int, int] = {}
         for choice in self.choices:
-            key = id(choice.prompt_token_ids)
-            cached[key] = max(cached.get(key, 0), choice.num_cached_tokens)
-        return sum(cached.values())
+            first.setdefault(id(choice.prompt_token_ids), choice.num_cached_tokens)
+        return sum(first.values())
 
     async def deltas(self) -> AsyncIterator[tuple[Choice, Delta]]:
         """What comes, as it comes, until every choice has ended."""

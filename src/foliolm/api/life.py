@@ -24,7 +24,7 @@ class AbortBody(BaseModel):
 
 
 def add_life_routes(app: FastAPI, service: Service) -> None:
-    """``/health``, ``/load`` and ``/abort_requests``."""
+    """``/health``, ``/load``, ``/abort_requests`` and ``/reset_prefix_cache``."""
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -50,6 +50,12 @@ def add_life_routes(app: FastAPI, service: Service) -> None:
     async def abort_requests(request: Request) -> JSONResponse:
         body = parse_body(AbortBody, await service.read_raw(request))
         return JSONResponse({"aborted": service.abort(body.request_ids)})
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> JSONResponse:
+        # Running requests keep their blocks; only nobody finds a prefix in them any more.
+        answers = await service.client.ask("reset_prefix_cache")
+        return JSONResponse({"reset": True, "blocks": sum(answer["blocks"] for _, answer in answers)})
 
 
 def _status(engines: list[EngineHealth], draining: bool) -> str:

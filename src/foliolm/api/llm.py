@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+from foliolm.api.beams import BeamSearchOutput, BeamSearchParams, searched
 from foliolm.api.choice import Choice, Delta
+from foliolm.api.results import CompletionOutput, RequestOutput
 from foliolm.api.served_model import ServedModel
 from foliolm.assemble import build_engine
 from foliolm.core.config import EngineConfig
 from foliolm.core.errors import EngineDeadError, QueueFullError, RequestError
-from foliolm.core.request import EngineRequest, FinishReason, RequestStamps, TokenLogprobs
+from foliolm.core.request import EngineRequest, FinishReason
 from foliolm.core.sampling import SamplingParams
 from foliolm.engine.client import InProcessClient
 from foliolm.engine.threads import bound_spinning
@@ -25,52 +27,6 @@ if TYPE_CHECKING:
     from foliolm.weights.checkpoint import LoadFormat
 
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One completion of a prompt.
-
-    Attributes:
-        index: from 0 to ``n − 1``.
-        text, token_ids: generated; an end token is among the ids, not in the text.
-        logprobs: one entry a token, where asked for.
-        cumulative_logprob: their sum, where asked for.
-        finish_reason: ``stop`` or ``length``; None while it goes on.
-        stop_reason: the stop string or stop token id that ended it, where one did.
-        stamps: monotonic nanoseconds at the turns of its life; None where a stop string ended it.
-    """
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None
-    cumulative_logprob: float | None
-    finish_reason: str | None
-    stop_reason: str | int | None
-    stamps: RequestStamps | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """A prompt and its completions.
-
-    Attributes:
-        prompt: the text, where the prompt was text.
-        prompt_token_ids: what the model read.
-        prompt_logprobs: one entry a prompt token (the first is None), where asked for.
-        outputs: ``n`` completions.
-    """
-
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
-    outputs: tuple[CompletionOutput, ...]
-
-    @property
-    def finished(self) -> bool:
-        """True once every completion has ended."""
-        return all(output.finish_reason is not None for output in self.outputs)
 
 
 @dataclass(slots=True)
@@ -156,6 +112,16 @@ class LLM:
         ]
         return self._run(pairs, sampling_params, "messages")
 
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The best continuations of each prompt by beam search, best first.
+
+        Raises:
+            RequestError: a prompt or parameter is wrong, or the search can never fit; nothing was generated.
+        """
+        listed = _listed(prompts)
+        outputs = self.generate(listed, params.sampling())
+        return [searched(output, params) for output in outputs]
+
     def close(self) -> None:
         """Give the engine's memory back."""
         self.client.close()
@@ -197,13 +163,14 @@ class LLM:
         room = self.model.room(len(token_ids), sampling.max_tokens)
         fitted = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
         job = _Job(text, token_ids, sampling, [], [])
-        for child in range(sampling.n):
+        for child in range(sampling.num_sequences):
             request = EngineRequest(
                 request_id=0,
                 prompt_token_ids=tuple(token_ids),
                 sampling=fitted.child(child),
                 eos_token_ids=self.model.eos_token_ids,
                 arrival_ns=arrival,
+                sibling=child,
             )
             text_stream = TextStream(self.model.tokenizer, token_ids, request.sampling)
             job.requests.append(request)
@@ -254,6 +221,7 @@ def _output(job: _Job) -> RequestOutput:
                 stamps=choice.stamps,
             )
         )
+    completions = completions[: job.sampling.n]
     prompt_logprobs = tuple(job.choices[0].prompt_logprobs) if job.sampling.prompt_logprobs is not None else None
     return RequestOutput(job.prompt, tuple(job.token_ids), prompt_logprobs, tuple(completions))
 

@@ -64,8 +64,11 @@ class GenerationBody(BaseModel):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     priority: int | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     request_id: str | None = Field(default=None, max_length=256, pattern=_LABEL)
     timeout: float | None = Field(default=None, gt=0, le=86_400)
     user: str | None = Field(default=None, max_length=256)

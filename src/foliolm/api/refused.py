@@ -18,7 +18,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "chat_template": ("a template can only be given when the server starts (--chat-template)", ()),
     "detokenize": ("answers are always text; return_token_ids adds the ids", (True,)),
     "documents": ("templates get their variables from chat_template_kwargs", ()),
-    "early_stopping": ("beam search is not served", (False,)),
     "echo": ("only /v1/completions repeats its prompt", (False,)),
     "function_call": ("it is deprecated; give tool_choice instead", ()),
     "functions": ("they are deprecated; give tools instead", ()),
@@ -27,7 +26,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "guided_grammar": (_GUIDED, ()),
     "guided_json": (_GUIDED, ()),
     "guided_regex": (_GUIDED, ()),
-    "length_penalty": ("beam search is not served", (1,)),
     "logits_processors": ("no code of a client's runs in the server", ([],)),
     "mm_processor_kwargs": (_LABELS, ()),
     "modalities": (_LABELS, (["text"],)),
@@ -38,7 +36,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "store": ("answers are not stored", (False,)),
     "suffix": ("the model continues text from left to right and cannot fill in the middle", ("",)),
     "truncate_prompt_tokens": ("a prompt is never cut; one that is too long is refused", (0,)),
-    "use_beam_search": ("beam search is not served", (False,)),
     "verbosity": ("the model has no such setting", ("medium",)),
     "web_search_options": ("the server does not search the web", ()),
 }

@@ -10,7 +10,7 @@ from foliolm.api.protocol import ChatBody, CompletionBody, GenerationBody
 from foliolm.api.served_model import ServedModel
 from foliolm.core.errors import RequestError
 from foliolm.core.grammar import GrammarSpec
-from foliolm.core.sampling import MAX_STOP_STRINGS, SamplingParams
+from foliolm.core.sampling import BEAM_REFUSES, MAX_STOP_STRINGS, BeamSearch, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI's completions endpoint generates when ``max_tokens`` is absent; chat goes on to the context's end."""
@@ -51,11 +51,17 @@ def sampling_of(
     if body.bad_words is not None:
         values["bad_words_token_ids"] = model.bad_words(body.bad_words)
     values["grammar"] = grammar
+    if body.use_beam_search:
+        for name in BEAM_REFUSES:
+            if getattr(body, name, None) is None:
+                values.pop(name, None)  # the model's defaults are about sampling
+        values["beam"] = _beam(body)
     if isinstance(body, ChatBody):
         values["logprobs"] = _chat_logprobs(body)
         _set_max_tokens(values, body)
     else:
-        _check_best_of(body)
+        if not body.use_beam_search:
+            _check_best_of(body)
         values["max_tokens"] = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         if scores_only(body):
             values["max_tokens"] = 1  # something has to be sampled for a prompt to be computed; it is left out
@@ -84,6 +90,10 @@ def check_options(body: GenerationBody) -> None:
         raise RequestError("stream_options is given, but stream is not true", "stream_options")
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is given with stream; it comes with whole answers only", "prompt_logprobs")
+    if not body.use_beam_search:
+        for name, neutral in (("length_penalty", 1), ("early_stopping", False)):
+            if getattr(body, name) not in (None, neutral):
+                raise RequestError(f"{name} is given, but use_beam_search is not true", name)
     _check_metadata(body.metadata or {})
 
 
@@ -114,6 +124,19 @@ def _chat_logprobs(body: ChatBody) -> int | None:
             raise RequestError("top_logprobs is given, but logprobs is not true", "top_logprobs")
         return None
     return body.top_logprobs or 0
+
+
+def _beam(body: ChatBody | CompletionBody) -> BeamSearch:
+    """As many hypotheses as ``best_of`` says, else ``n``."""
+    n = 1 if body.n is None else body.n
+    best_of = body.best_of if isinstance(body, CompletionBody) else None
+    if best_of is not None and best_of < n:
+        raise RequestError(f"best_of is {best_of} and n is {n}; it must be at least n", "best_of")
+    return BeamSearch(
+        width=n if best_of is None else best_of,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=False if body.early_stopping is None else body.early_stopping,
+    )
 
 
 def _check_best_of(body: CompletionBody) -> None:

@@ -264,9 +264,10 @@ class Service:
         arrival_ns: int,
     ) -> Generation:
         """One attempt of ``generate``."""
-        if len(prompts) * sampling.n > MAX_CHOICES:
+        each = sampling.num_sequences
+        if len(prompts) * each > MAX_CHOICES:
             raise RequestError(
-                f"{len(prompts)} prompts with n = {sampling.n} make {len(prompts) * sampling.n} choices; "
+                f"{len(prompts)} prompts with n = {each} make {len(prompts) * each} choices; "
                 f"the limit is {MAX_CHOICES} a request",
                 "n",
             )
@@ -281,7 +282,7 @@ class Service:
             self.model.check_prompt(prompt, field)
             room = self.model.room(len(prompt), sampling.max_tokens)
             fitted = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-            for child in range(sampling.n):
+            for child in range(each):
                 request = EngineRequest(
                     request_id=0,
                     prompt_token_ids=tuple(prompt),
@@ -294,8 +295,12 @@ class Service:
                     tenant=answer.tenant,
                     label=answer.id if body.user is None else f"{answer.id} user={body.user}",
                     cache_salt=body.cache_salt,
+                    sibling=child,
                 )
-                generation.add(request, self._maker(number * sampling.n + child, prompt, request))
+                if child < sampling.n:
+                    generation.add(request, self._maker(number * sampling.n + child, prompt, request))
+                else:
+                    generation.add_unread(request)
         self.metrics.observe_params(sampling.n)
         # Open from here on, so that a drain and an abort find it while the engine has not answered yet.
         self.open.add(generation)
@@ -328,10 +333,11 @@ class Service:
             raise
 
     def _check_tokens(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> None:
-        tokens = sum(len(prompt) + self.model.room(len(prompt), sampling.max_tokens) for prompt in prompts) * sampling.n
-        if tokens > MAX_TOKENS and len(prompts) * sampling.n > 1:
+        each = sampling.num_sequences
+        tokens = sum(len(prompt) + self.model.room(len(prompt), sampling.max_tokens) for prompt in prompts) * each
+        if tokens > MAX_TOKENS and len(prompts) * each > 1:
             raise TooManyTokensError(
-                f"{len(prompts) * sampling.n} choices of prompt and max_tokens make {tokens} tokens; the limit is "
+                f"{len(prompts) * each} choices of prompt and max_tokens make {tokens} tokens; the limit is "
                 f"{MAX_TOKENS} a request: lower n, max_tokens or the number of prompts",
                 "n" if sampling.n > 1 else "prompt",
             )

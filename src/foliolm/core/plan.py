@@ -107,6 +107,8 @@ class Row:
         logits: where logits are wanted.
         draft_tokens: speculated tokens at the end of the new ones.
         adapter: load id of its LoRA adapter, or None.
+        forks: request ids that sample from this row's last logits too, each for itself; the plan's ``forks`` give them
+            the row's blocks.
     """
 
     request_id: int
@@ -117,6 +119,7 @@ class Row:
     logits: LogitsAt = LogitsAt.NONE
     draft_tokens: tuple[int, ...] = ()
     adapter: int | None = None
+    forks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,38 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A request goes on from another's tokens and blocks; both share the blocks until one of them writes.
+
+    Attributes:
+        request_id: whose tokens and table are replaced.
+        parent: whose first tokens and blocks it takes over; may be itself.
+        num_tokens: how many of the parent's tokens.
+        token_id: the token behind them; None: this step samples it (see ``Row.forks``).
+    """
+
+    request_id: int
+    parent: int
+    num_tokens: int
+    token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBlock:
+    """A request gets a block of its own in place of one that it shared; ``copies`` fill it.
+
+    Attributes:
+        request_id: whose table.
+        index: of the logical block.
+        blocks: its new physical ids, by KV group.
+    """
+
+    request_id: int
+    index: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BlockSwap:
     """Move a block between device and host before the forward pass; ``host_block`` is the same in every group."""
 
@@ -185,7 +220,8 @@ class SwapNote:
 class StepPlan:
     """One step.
 
-    Order of work: swaps out, swaps in, copies, forward, sampling.
+    Order of work: swaps out, swaps in, copies, forward, sampling. Tables change in this order: whole tables and new
+    blocks of rows, forks, blocks that decodes grow by, own blocks in place of shared ones.
 
     Attributes:
         step_id: 1, 2, 3, … within an engine.
@@ -197,6 +233,8 @@ class StepPlan:
         released: requests that the executor may forget, before it runs this step.
         copies, swaps_out, swaps_in: block moves.
         swapped: whose blocks the swaps move.
+        forks: requests that take over another's tokens and blocks.
+        own_blocks: shared blocks that were replaced, since this step writes in them.
         decisions: with their reasons.
         closed: why no more work went in.
         pending_step: id of the newest step in flight when this was planned: a row's last input token may be one that
@@ -216,6 +254,8 @@ class StepPlan:
     swaps_out: tuple[BlockSwap, ...] = ()
     swaps_in: tuple[BlockSwap, ...] = ()
     swapped: tuple[SwapNote, ...] = ()
+    forks: tuple[Fork, ...] = ()
+    own_blocks: tuple[OwnBlock, ...] = ()
     decisions: tuple[Decision, ...] = ()
     closed: Closed = Closed.EMPTY
     pending_step: int | None = None
@@ -234,8 +274,10 @@ class StepPlan:
 
     @property
     def num_sampled(self) -> int:
-        """Rows that sample a token."""
-        return len(self.decodes.request_ids) + sum(1 for row in self.rows if row.logits & LogitsAt.LAST)
+        """Tokens that are sampled."""
+        return len(self.decodes.request_ids) + sum(
+            1 + len(row.forks) for row in self.rows if row.logits & LogitsAt.LAST
+        )
 
     def all_rows(self) -> Iterator[Row]:
         """Every row spelled out, decodes first: for replays, tests and people."""

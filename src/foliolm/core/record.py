@@ -55,7 +55,7 @@ class StepRecord:
         closed: why no more work went in.
         decisions: with their reasons.
         end_ns: the clock when it was committed.
-        rows: (request id, new tokens, context, 1 where it sampled) of each row that is no steady decode.
+        rows: (request id, new tokens, context, tokens that it sampled) of each row that is no steady decode.
         decode_version: two records with one version had the same steady decodes.
         decode_tick: a steady decode's context is its offset plus this.
         decode_ids, decode_offsets: the steady decodes; None in a record whose version is that of the record before.

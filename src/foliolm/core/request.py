@@ -36,6 +36,8 @@ class EngineRequest:
         cache_salt: keeps prefixes apart between those who give different salts.
         ttft_target_s: it is refused at arrival if its first token is predicted to take longer; None: the server's.
         tenant: whose it is, where tenants are treated fairly.
+        sibling: its place among the completions of one prompt, which are added together and have consecutive ids: 0
+            leads, the others fork from it once it has computed the prompt. Beams of one search are siblings too.
         share_prefix: its prefix may be found by, and taken from, others; False where token ids have no meaning.
         answer_token_ids: what it will have been answered, where a virtual run knows that: tokens sampled there have no
             content, and blocks of an answer are shared only if it is given here. A real engine samples its own.
@@ -55,6 +57,7 @@ class EngineRequest:
     answer_token_ids: tuple[int, ...] = ()
     ttft_target_s: float | None = None
     tenant: str = ""
+    sibling: int = 0
 
 
 @dataclass(frozen=True, slots=True)

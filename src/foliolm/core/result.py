@@ -30,8 +30,8 @@ class StepResult:
 
     Attributes:
         step_id: of the plan.
-        tokens: a list of sampled tokens a row, in the plan's row order (empty for a row that samples nothing);
-            None in virtual time, where tokens have no content.
+        tokens: a list of sampled tokens a row, in the plan's row order (empty for a row that samples nothing); a row
+            with forks has its own first, then one a fork. None in virtual time, where tokens have no content.
         logprobs: by row index, one entry a sampled token, for rows that asked.
         prompt_logprobs: by row index, for rows that asked: one entry a prompt position that this step computed the
             *successor's* logits for; the first of a prompt is None.

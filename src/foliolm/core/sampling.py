@@ -14,6 +14,55 @@ MAX_STOP_CHARACTERS = 1024
 MAX_IDS = {"stop_token_ids": 1024, "logit_bias": 1024, "bad_words": 1024, "allowed_token_ids": 1 << 16}
 """Most entries of what a step looks through for each token."""
 MAX_N = 128
+BEAM_REFUSES = (
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "prompt_logprobs",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words_token_ids",
+    "grammar",
+)
+"""What has no part in a beam search; only the neutral value goes with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Beam search over a prompt's continuations; scores are sums of log-probabilities.
+
+    Attributes:
+        width: hypotheses that are kept alive.
+        length_penalty: a finished hypothesis counts ``sum / tokens ** length_penalty``: above 0 favours longer ones.
+        early_stopping: True: end as soon as ``width`` hypotheses have finished. False: end when the best live one, at
+            its present length, is no better than the worst finished one. ``never``: as False, but at the greatest
+            length where that would help it.
+
+    Raises:
+        RequestError: a value is out of range.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+    def num_candidates(self, num_end_ids: int) -> int:
+        """Continuations that a step looks at: enough that ``width`` go on whichever of them end."""
+        return max(2, 1 + num_end_ids) * self.width
+
+    def __post_init__(self) -> None:
+        _integer("best_of", self.width, 1, MAX_N)
+        _number("length_penalty", self.length_penalty, -10.0, 10.0)
+        if self.early_stopping not in (True, False, "never"):
+            raise RequestError(
+                f"early_stopping is {self.early_stopping!r:.80}; it must be true, false or 'never'", "early_stopping"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +91,7 @@ class SamplingParams:
         bad_words_token_ids: token sequences whose last token is forbidden where the rest has just been generated.
         skip_special_tokens: leave special tokens out of the text.
         grammar: what the text must follow; the request ends where it ends, whatever ``min_tokens`` says.
+        beam: search in place of sampling; goes with none of the fields that shape or cut the choice of a token.
 
     Raises:
         RequestError: a value is out of range; the message holds the field, the value and the limit.
@@ -69,6 +119,7 @@ class SamplingParams:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
     grammar: GrammarSpec | None = None
+    beam: BeamSearch | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -113,9 +164,23 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        self._check_beam()
         for pair in self.logit_bias:
             _integer("logit_bias", pair[0], 0, None)
             _number("logit_bias", pair[1], -100.0, 100.0)
+
+    def _check_beam(self) -> None:
+        if self.beam is None:
+            return
+        if self.n > self.beam.width:
+            raise RequestError(
+                f"n is {self.n} of a beam search of width {self.beam.width}; it may be at most that", "n"
+            )
+        neutral = SamplingParams()
+        for name in BEAM_REFUSES:
+            value = getattr(self, name)
+            if value != getattr(neutral, name) and not (name == "temperature" and self.greedy):
+                raise RequestError(f"{name} is {value!r:.80}; beam search does not serve it", name)
 
     def _check_counts(self) -> None:
         for name, limit in MAX_IDS.items():
@@ -127,6 +192,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True if the likeliest token is always chosen."""
         return self.temperature < 1e-5
+
+    @property
+    def num_sequences(self) -> int:
+        """Engine requests that it takes: one a completion, or one a hypothesis of a beam search."""
+        return self.n if self.beam is None else self.beam.width
 
     @property
     def needs_history(self) -> bool:

@@ -13,8 +13,9 @@ import zmq
 from foliolm.core.errors import EngineDeadError, FolioError, QueueFullError
 from foliolm.core.request import EngineRequest, TokenOutput
 from foliolm.engine.engine import Engine, EngineInfo
-from foliolm.engine.messages import Abort, Add, EngineStats, Failure, Ping, StepOutputs, decode_from_engine
+from foliolm.engine.messages import Abort, Add, Ask, EngineStats, Failure, Ping, StepOutputs, decode_from_engine
 from foliolm.engine.process import EngineProcess, EngineSpec
+from foliolm.engine.questions import Questions
 from foliolm.engine.routing import OutputSink, RequestRouter
 from foliolm.engine.supervisor import DrainRate, EngineHealth, EngineState, EngineWatch, Supervision
 
@@ -113,6 +114,7 @@ class ProcessClient:
         self._dead: dict[int, EngineDeadError] = {}
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._groups: dict[int, int] = {}
+        self._questions = Questions()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
 
@@ -235,6 +237,22 @@ class ProcessClient:
         for index, ids in by_engine.items():
             self.processes[index].send(Abort(tuple(ids)))
 
+    async def ask(self, what: str) -> list[tuple[int, dict[str, Any]]]:
+        """Ask all engines that live; returns (engine's index, answer) pairs. See ``Engine.ask``.
+
+        Raises:
+            EngineDeadError: none is alive, or one died before it answered.
+        """
+        alive = [index for index in range(len(self.processes)) if index not in self._dead]
+        if not alive:
+            raise EngineDeadError("no engine is alive")
+        futures = []
+        for index in alive:
+            number, future = self._questions.open(index)
+            self.processes[index].send(Ask(number, what))
+            futures.append(future)
+        return list(zip(alive, await asyncio.gather(*futures), strict=True))
+
     def close(self) -> None:
         """Stop the engines. Open requests get an EngineDeadError. Idempotent."""
         if self._closing:
@@ -278,6 +296,7 @@ class ProcessClient:
                 answer.set_exception(self._refusal(index, failure))
         for output in message.outputs():
             self._deliver(output)
+        self._questions.take(message.answers)
         if self.on_step is not None:
             self.on_step(index, message)
 
@@ -381,6 +400,7 @@ class ProcessClient:
             answer = self._answers[first_id]
             if engine == index and not answer.done():
                 answer.set_exception(error)
+        self._questions.fail(index, error)
         self.router.fail_engine(index, error)
 
 

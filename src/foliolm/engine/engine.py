@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foliolm.core.errors import RequestError
 from foliolm.core.grammar import Grammars
@@ -137,7 +137,7 @@ class Engine:
     def abort(self, request_ids: Sequence[int]) -> list[TokenOutput]:
         """End requests now, whatever their state; ids that are unknown or have ended are passed over."""
         now = self.clock.now()
-        outputs = [self.scheduler.abort(request_id, now) for request_id in request_ids]
+        outputs = [self.scheduler.abort(rid, now) for rid in self.scheduler.together(request_ids)]
         return self._booked([output for output in outputs if output is not None], now)
 
     def step(self) -> list[TokenOutput]:
@@ -190,6 +190,19 @@ class Engine:
         """Records of the requests that ended since the last call."""
         finished, self.finished = self.finished, []
         return finished
+
+    def ask(self, what: str) -> dict[str, Any]:
+        """Answer a question about the engine as a whole, or carry out an order to it.
+
+        Args:
+            what: ``reset_prefix_cache`` (answer: ``blocks``, how many kept a prefix).
+
+        Raises:
+            ValueError: an unknown question.
+        """
+        if what == "reset_prefix_cache":
+            return {"blocks": self.scheduler.reset_prefix_cache()}
+        raise ValueError(f"an engine is asked {what!r}, which it does not know")
 
     def check_invariants(self) -> list[str]:
         """What is wrong with the scheduler's and the KV manager's books; empty when all is well. Reports only."""

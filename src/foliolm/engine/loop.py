@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -13,7 +13,7 @@ from foliolm.core.record import StepRecord
 from foliolm.core.request import EngineRequest, TokenOutput
 from foliolm.engine.compiling import CompilingRequests
 from foliolm.engine.engine import Engine
-from foliolm.engine.messages import Abort, Add, EngineStats, Failure, StepOutputs, Stop, decode_to_engine, encode
+from foliolm.engine.messages import Abort, Add, Ask, EngineStats, Failure, StepOutputs, Stop, decode_to_engine, encode
 
 if TYPE_CHECKING:
     Socket = zmq.Socket[bytes]
@@ -42,6 +42,7 @@ class EngineLoop:
         self._refused: list[tuple[int, Failure]] = []
         self._outputs: list[TokenOutput] = []
         self._turns: list[Decision] = []
+        self._answers: list[tuple[int, dict[str, Any]]] = []
         self._compiling = CompilingRequests(engine.prepare)
         self._stopped = False
 
@@ -88,6 +89,8 @@ class EngineLoop:
         elif isinstance(message, Abort):
             self._compiling.abort(message.request_ids)
             self._outputs += self.engine.abort(message.request_ids)
+        elif isinstance(message, Ask):
+            self._answers.append((message.number, self.engine.ask(message.what)))
         elif isinstance(message, Add):
             first = message.requests[0].request_id
             limit = self.engine.scheduler.config.max_queued_requests
@@ -126,9 +129,11 @@ class EngineLoop:
         engine = self.engine
         finished = engine.take_finished()
         stats = engine_stats(engine)
-        message = StepOutputs.of(self._outputs, self._accepted, self._refused, stats, record, finished, self._turns)
+        message = StepOutputs.of(
+            self._outputs, self._accepted, self._refused, stats, record, finished, self._turns, self._answers
+        )
         self.outbox.send(encode(message))
-        self._outputs, self._accepted, self._refused, self._turns = [], [], [], []
+        self._outputs, self._accepted, self._refused, self._turns, self._answers = [], [], [], [], []
 
     def _report_invariants(self) -> None:
         for problem in self.engine.check_invariants():
@@ -152,4 +157,9 @@ def engine_stats(engine: Engine) -> EngineStats:
         swap_in_bytes=stats.swap_in_bytes,
         host_blocks_total=stats.host_blocks_total,
         host_blocks_used=stats.host_blocks_used,
+        prompt_forked_tokens=stats.forked_tokens,
+        kv_blocks_copied=stats.copied_blocks,
+        kv_blocks_evicted=stats.evicted_blocks,
+        kv_blocks_idle=stats.kv_blocks_idle,
+        kv_blocks_shared=stats.kv_blocks_shared,
     )

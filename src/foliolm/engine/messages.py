@@ -38,6 +38,18 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     """Say that you live: answered, like any message, by the ``StepOutputs`` of the turn that reads it."""
 
 
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """A question about, or an order to, the engine as a whole; answered in ``StepOutputs.answers`` by its number.
+
+    Attributes:
+        number: of the question, unique for the client.
+        what: one of ``Engine.ask``'s.
+    """
+
+    number: int
+    what: str
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """End the engine's loop."""
 
@@ -108,6 +120,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         recomputed_tokens: tokens whose KV was computed, given up, and is computed again, so far.
         swap_out_bytes, swap_in_bytes: KV moved to the host and back, so far.
         host_blocks_total, host_blocks_used: slots of the host pool, and those in use, now.
+        prompt_forked_tokens: prompt tokens that siblings took over from one another, so far.
+        kv_blocks_copied: shared blocks copied since one of their holders wrote, so far.
+        kv_blocks_evicted: idle blocks whose prefix gave way, so far.
+        kv_blocks_idle, kv_blocks_shared: free blocks that keep a prefix, and blocks with several holders, now.
     """
 
     num_running: int = 0
@@ -123,6 +139,11 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     swap_in_bytes: int = 0
     host_blocks_total: int = 0
     host_blocks_used: int = 0
+    prompt_forked_tokens: int = 0
+    kv_blocks_copied: int = 0
+    kv_blocks_evicted: int = 0
+    kv_blocks_idle: int = 0
+    kv_blocks_shared: int = 0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -140,6 +161,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         record: the step that was committed, if one was.
         finished: records of the requests that ended.
         turns: admissions and preemptions, in the order in which they were decided; they come before the outputs.
+        answers: (number, answer) of the questions that were read.
     """
 
     plain_ids: list[int]
@@ -151,6 +173,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     record: StepRecord | None = None
     finished: list[RequestRecord] = []
     turns: list[Decision] = []
+    answers: list[tuple[int, dict[str, Any]]] = []
 
     @classmethod
     def of(
@@ -162,6 +185,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         record: StepRecord | None,
         finished: list[RequestRecord],
         turns: list[Decision],
+        answers: Sequence[tuple[int, dict[str, Any]]] = (),
     ) -> StepOutputs:
         """Sort outputs into plain and other ones; the order within a request is kept."""
         ids: list[int] = []
@@ -183,7 +207,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
             else:
                 seen.add(output.request_id)
                 others.append(output)
-        return cls(ids, tokens, others, accepted, refused, stats, record, finished, turns)
+        return cls(ids, tokens, others, accepted, refused, stats, record, finished, turns, list(answers))
 
     def outputs(self) -> Iterator[TokenOutput]:
         """The outputs again; those of one request are in order."""
@@ -192,7 +216,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         yield from self.others
 
 
-ToEngine = Add | Abort | Ping | Stop
+ToEngine = Add | Abort | Ask | Ping | Stop
 FromEngine = Progress | Ready | Failure | StepOutputs
 
 _encoder = msgspec.msgpack.Encoder()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from foliolm.core.kvspec import KVSpec
+from foliolm.core.plan import BlockCopy
+from foliolm.kv.forks import Reservation, forked, is_shared, own_block
 from foliolm.kv.pool import BlockPool, BlockState
 from foliolm.kv.prefix import Node, PrefixIndex
 from foliolm.kv.table import BlockTable
@@ -69,6 +71,8 @@ class KVManager:
         self._first = self._pools[0]
         self._tables: dict[int, BlockTable] = {}
         self._prefixes = PrefixIndex(block_size)
+        self._reservations: dict[int, Reservation] = {}
+        self._num_reserved = 0
         self.evicted_blocks = 0
 
     @property
@@ -78,8 +82,18 @@ class KVManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks a group that can be handed out now."""
-        return self._first.num_free
+        """Blocks a group that can be handed out to anybody now."""
+        return self._first.num_free - self._num_reserved
+
+    @property
+    def num_reserved(self) -> int:
+        """Free blocks a group that are kept for those who have reserved them."""
+        return self._num_reserved
+
+    @property
+    def num_shared_blocks(self) -> int:
+        """Blocks a group that more than one request holds."""
+        return self._first.num_shared
 
     @property
     def num_fenced(self) -> int:
@@ -188,9 +202,7 @@ class KVManager:
             KeyError: it holds nothing.
         """
         table = self._tables[request_id]
-        if not self._first.num_free:
-            raise ValueError(f"request {request_id} needs a block, none is free")
-        self._evict_until(1)
+        self._make_one_empty(request_id, table)
         added = []
         for pool, blocks in zip(self._pools, table.groups, strict=True):
             (block,) = pool.allocate(1)
@@ -213,6 +225,97 @@ class KVManager:
         for group, pool in enumerate(self._pools):
             for table, block in zip(tables, pool.allocate(count), strict=True):
                 table.groups[group].append(block)
+    def _make_one_empty(self, request_id: int, table: BlockTable) -> None:
+        """An empty block for a table, out of its reservation if it has one."""
+        reservation = table.reservation
+        if reservation is not None and reservation.left > 0:
+            reservation.left -= 1
+            self._num_reserved -= 1
+        elif self.num_free < 1:
+            raise ValueError(f"request {request_id} needs a block, none is free")
+        self._evict_until(1)
+
+    def reserve(self, request_id: int, count: int) -> None:
+        """Keep free blocks for a request that holds some already, and for its forks, until it is released.
+
+        Raises:
+            ValueError: too few are free, or it has reserved before; nothing was changed.
+            KeyError: it holds nothing.
+        """
+        table = self._tables[request_id]
+        if table.reservation is not None:
+            raise ValueError(f"request {request_id} has reserved blocks before")
+        if count > self.num_free:
+            raise ValueError(f"request {request_id} reserves {count} blocks, {self.num_free} are free")
+        table.reservation = self._reservations[request_id] = Reservation(count)
+        self._num_reserved += count
+
+    def fork(self, request_id: int, parent: int, num_tokens: int, is_public: bool = True) -> None:
+        """Give a request that holds nothing the blocks of another one's first tokens; both hold them then.
+
+        Args:
+            request_id: whose table is made.
+            parent: whose blocks it shares, the last one too if it is not full.
+            num_tokens: tokens from position 0 on that it has in common with the parent.
+            is_public: what it computes may be published, as what the parent computes.
+
+        Raises:
+            ValueError: it holds blocks already, or the parent has fewer; nothing was changed.
+            KeyError: the parent holds nothing.
+        """
+        table, count = self._tables[parent], self.blocks_for(num_tokens)
+        if request_id in self._tables:
+            raise ValueError(f"request {request_id} already holds {self.holds(request_id)} blocks")
+        if count > len(table):
+            raise ValueError(f"request {parent} has {len(table)} blocks; {num_tokens} tokens are in {count}")
+        self._tables[request_id] = forked(self._pools, table, count, is_public)
+
+    def refork(self, request_id: int, parent: int, num_tokens: int) -> None:
+        """Give up a request's blocks for those of another of its family: what was its own is kept for the family.
+
+        Raises:
+            ValueError: the parent has fewer blocks; nothing was changed.
+            KeyError: one of them holds nothing.
+        """
+        old, source = self._tables[request_id], self._tables[parent]
+        count = self.blocks_for(num_tokens)
+        if count > len(source):
+            raise ValueError(f"request {parent} has {len(source)} blocks; {num_tokens} tokens are in {count}")
+        self._tables[request_id] = forked(self._pools, source, count, source.root is not None)
+        unheld = [pool.release(blocks) for pool, blocks in zip(self._pools, old.groups, strict=True)]
+        if old.reservation is not None:
+            old.reservation.left += unheld[0]
+            self._num_reserved += unheld[0]
+
+    def keep_private(self, request_id: int) -> None:
+        """What a request computes from now on, and its forks, is not published."""
+        self._tables[request_id].root = None
+
+    def is_shared(self, request_id: int, position: int) -> bool:
+        """True if a request must not write at a position before it has a block of its own there."""
+        return is_shared(self._pools, self._tables[request_id], position // self.block_size)
+
+    def holders(self, block: int) -> int:
+        """How many requests hold a block of the first KV group."""
+        return self._first.references[block]
+
+    def own(self, request_id: int, position: int, fence: int | None = None) -> tuple[tuple[int, ...], list[BlockCopy]]:
+        """Give a request a block of its own in place of the shared one that holds a position.
+
+        Args:
+            request_id: whose table.
+            position: of the token that will be written.
+            fence: id of the newest step in flight that reads the block for this request, or None.
+
+        Returns:
+            The new block's ids by group, and the copies to be made before it is written.
+
+        Raises:
+            ValueError: none is free; nothing was changed.
+        """
+        table = self._tables[request_id]
+        self._make_one_empty(request_id, table)
+        return own_block(self._pools, table, position // self.block_size, fence)
 
     def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
         """Make the full blocks among a request's computed tokens findable; for one that holds nothing, a no-op.
@@ -277,7 +380,21 @@ class KVManager:
         if table is None:
             return 0
         unheld = [pool.release(blocks, fence) for pool, blocks in zip(self._pools, table.groups, strict=True)]
+        if table.reservation is not None:
+            self._give_back(request_id, table.reservation, unheld[0])
         return unheld[0]
+
+    def _give_back(self, request_id: int, reservation: Reservation, unheld: int) -> None:
+        """A member of a family with a reservation is released: its blocks are kept for the others, while there are."""
+        if request_id in self._reservations:
+            del self._reservations[request_id]
+            self._num_reserved -= reservation.left
+            for table in self._tables.values():
+                if table.reservation is reservation:
+                    table.reservation = None
+        else:
+            reservation.left += unheld
+            self._num_reserved += unheld
 
     def complete(self, step_id: int) -> None:
         """A step has completed: what was fenced by it becomes free."""
@@ -326,6 +443,9 @@ class KVManager:
             )
         if len({(pool.num_empty, pool.num_idle, pool.num_fenced) for pool in self._pools}) > 1:
             found.append("the groups' pools have different room")
+        reserved = sum(reservation.left for reservation in self._reservations.values())
+        if reserved != self._num_reserved or not 0 <= reserved <= self._first.num_free:
+            found.append(f"{reserved} blocks are reserved, {self._num_reserved} counted, {self._first.num_free} free")
         found.extend(self._prefixes.problems())
         if len(self._prefixes) < self.num_idle:
             found.append(f"{self.num_idle} blocks are idle, only {len(self._prefixes)} keep a prefix")

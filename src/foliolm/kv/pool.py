@@ -44,6 +44,7 @@ class BlockPool:
         self._kept = bytearray(num_blocks)
         self._states = bytearray([BlockState.EMPTY]) * num_blocks
         self._states[NULL_BLOCK] = BlockState.USED
+        self.num_shared = 0  # blocks with more than one reference
         self._fenced: dict[int, list[int]] = {}
         self._fence_of: dict[int, int] = {}
 
@@ -114,6 +115,7 @@ class BlockPool:
                 del self._fence_of[block]
             self._states[block] = BlockState.USED
             self.references[block] += 1
+            self.num_shared += self.references[block] == 2
 
     def release(self, blocks: list[int], fence: int | None = None) -> int:
         """Drop one reference of each block; those that nobody holds any more become empty, or idle if kept.
@@ -144,6 +146,8 @@ class BlockPool:
                 references[block] = count - 1
                 if count == 1:
                     unheld.append(block)
+                elif count == 2:
+                    self.num_shared -= 1
         if fence is None:
             self._lay_down(unheld)
         elif unheld:
@@ -167,6 +171,10 @@ class BlockPool:
     def keep(self, block: int) -> None:
         """A prefix is kept in a block: when nobody holds it any more it becomes idle, not empty."""
         self._kept[block] = 1
+
+    def is_kept(self, block: int) -> bool:
+        """True if a prefix is kept in a block."""
+        return bool(self._kept[block])
 
     def drop(self, block: int) -> None:
         """The prefix in a block is of no use any more; an idle one becomes empty."""
@@ -209,6 +217,9 @@ class BlockPool:
         if NULL_BLOCK in unheld:
             found.append("the null block is free")
         used = sum(1 for count in self.references if count > 0) - 1
+        shared = sum(count > 1 for count in self.references)
+        if shared != self.num_shared:
+            found.append(f"{shared} blocks are shared, {self.num_shared} were counted")
         if used + len(unheld) != self.num_usable:
             found.append(f"{used} used + {len(unheld)} free or fenced blocks are not {self.num_usable}")
         for state, blocks in (

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 from foliolm.kv.prefix import Node
+
+if TYPE_CHECKING:
+    from foliolm.kv.forks import Reservation
 
 
 class BlockTable:
@@ -15,14 +19,16 @@ class BlockTable:
         root: under which its prefixes are known (adapter and salt); None: it shares and publishes nothing.
         chain: for its leading full blocks, the nodes that hold their prefixes: its own blocks, or another's with the
             same content.
+        reservation: from which its new blocks come; None: from what is free for everybody.
     """
 
-    __slots__ = ("chain", "groups", "root")
+    __slots__ = ("chain", "groups", "reservation", "root")
 
     def __init__(self, groups: tuple[list[int], ...], root: Hashable | None, chain: list[Node]) -> None:
         self.groups = groups
         self.root = root
         self.chain = chain
+        self.reservation: Reservation | None = None
 
     def __len__(self) -> int:
         """Logical blocks."""

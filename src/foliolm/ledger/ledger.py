@@ -236,7 +236,12 @@ class Ledger:
             decisions=plan.decisions,
             end_ns=now,
             rows=tuple(
-                (row.request_id, row.num_new_tokens, row.context, int(bool(row.logits & LogitsAt.LAST)))
+                (
+                    row.request_id,
+                    row.num_new_tokens,
+                    row.context,
+                    1 + len(row.forks) if row.logits & LogitsAt.LAST else 0,
+                )
                 for row in plan.rows
             ),
             decode_version=decodes.version,

@@ -56,6 +56,16 @@ class StatsLike(Protocol):
     def host_blocks_total(self) -> int: ...  # noqa: D102
     @property
     def host_blocks_used(self) -> int: ...  # noqa: D102
+    @property
+    def prompt_forked_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def kv_blocks_copied(self) -> int: ...  # noqa: D102
+    @property
+    def kv_blocks_evicted(self) -> int: ...  # noqa: D102
+    @property
+    def kv_blocks_idle(self) -> int: ...  # noqa: D102
+    @property
+    def kv_blocks_shared(self) -> int: ...  # noqa: D102
 
 
 class OutputsLike(Protocol):
@@ -88,6 +98,8 @@ class Metrics:
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests that wait now.")
         self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all of them.")
         self.host_pool_usage_perc = self._gauge("host_pool_usage_perc", "Host slots for KV in use; 1 means all.")
+        self.kv_blocks_idle = self._gauge("kv_blocks_idle", "Free KV blocks that keep a prefix.")
+        self.kv_blocks_shared = self._gauge("kv_blocks_shared", "KV blocks that several requests hold.")
         self.counters = {
             name: Counter(f"foliolm:{name}", text, labels, registry=self.registry)
             for name, text in (
@@ -100,6 +112,9 @@ class Metrics:
                 ("engine_restarts", "Times an engine's process was started again."),
                 ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
                 ("prefix_cache_hits", "Tokens found in the prefix cache."),
+                ("prompt_forked_tokens", "Prompt tokens that siblings (n, beams) took over from one another."),
+                ("kv_blocks_copied", "Shared KV blocks that were copied because one of their holders wrote."),
+                ("kv_blocks_evicted", "Idle KV blocks whose prefix gave way."),
                 ("prompt_tokens", "Prompt tokens of requests that reached their first token."),
                 ("generation_tokens", "Tokens sampled."),
             )
@@ -165,7 +180,12 @@ class Metrics:
         self.kv_cache_usage_perc.labels(*labels).set(usage)
         host = stats.host_blocks_used / stats.host_blocks_total if stats.host_blocks_total else 0.0
         self.host_pool_usage_perc.labels(*labels).set(host)
+        self.kv_blocks_idle.labels(*labels).set(stats.kv_blocks_idle)
+        self.kv_blocks_shared.labels(*labels).set(stats.kv_blocks_shared)
         for name in (
+            "prompt_forked_tokens",
+            "kv_blocks_copied",
+            "kv_blocks_evicted",
             "num_preemptions",
             "num_failed_steps",
             "recomputed_tokens",

@@ -48,7 +48,9 @@ def counts_of_plan(model: ModelAccount, plan: StepPlan) -> StepCounts:
     return StepCounts(
         new_tokens=max(plan.padded_tokens, plan.num_tokens),
         sampled=len(plan.decodes)
-        + sum(row.num_new_tokens if row.logits & LogitsAt.ALL else 1 for row in plan.rows if row.logits),
+        + sum(
+            (row.num_new_tokens if row.logits & LogitsAt.ALL else 1) + len(row.forks) for row in plan.rows if row.logits
+        ),
         sequences=plan.num_rows,
         decode_context=tuple(context),
         prefills=chunks,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from foliolm.core.plan import Decision, DecisionKind, LogitsAt, StepPlan
+from foliolm.core.plan import Decision, DecisionKind, Fork, LogitsAt, StepPlan
 from foliolm.core.request import EngineRequest
 from foliolm.core.timeline import RequestTimeline, ordered
 from foliolm.ledger.columns import StepColumns
@@ -90,8 +90,9 @@ class Timelines:
             if swap.blocks_out and swap.request_id in lives:
                 total = sum(one.num_bytes for one in plan.swapped)
                 lives[swap.request_id].moved = (index, swap.num_bytes / total)
+        forks = {fork.request_id: fork for fork in plan.forks}
         for note in plan.admissions:
-            if note.request_id in lives:
+            if note.request_id in lives and note.request_id not in forks:
                 self._admit(lives[note.request_id], index, before, start, plan.time_ns)
         next_tick = plan.decodes.tick + 1 if len(plan.decodes) else self._tick
         for row in plan.rows:
@@ -103,6 +104,9 @@ class Timelines:
                 if sampled:
                     self._settle(life, index + 1)
                     life.decode_from(index + 1, life.computed - next_tick)
+        for rid, fork in forks.items():
+            if rid in lives and lives[rid].phase is Phase.WAITING:
+                self._part(lives[rid], fork, index, plan)
         self._tick = next_tick
         for rid, reason in (*waits.items(), *skips.items()):
             if rid in lives:
@@ -152,7 +156,7 @@ class Timelines:
         if rows or terms is None:
             chunks = sum(1 for row in rows if row.num_new_tokens > 1)
             tokens = sum(row.num_new_tokens for row in rows)
-            samples = sum(1 for row in rows if row.logits)
+            samples = sum(1 + len(row.forks) for row in rows if row.logits)
             decode_s, mixed_s = self._decode_attention(plan)
             if rows:
                 new, context = [row.num_new_tokens for row in rows], [row.context for row in rows]
@@ -218,6 +222,21 @@ class Timelines:
         life.add("host", max(start, begin) - planned)
         life.enter(Phase.PREFILL, index)
         life.gaps_from = index + 1
+
+    def _part(self, life: Life, fork: Fork, index: int, plan: StepPlan) -> None:
+        """A sibling that waited for its leader decodes from here on.
+
+        One whose first token this step samples has waited for the whole of it; one whose first token was chosen at the
+        commit before (a hypothesis of a search) decodes in it.
+        """
+        in_step = fork.token_id is None
+        until = index + in_step
+        life.named.update(dict.fromkeys(range(life.since, until), self._code("sibling")))
+        self._settle(life, until)
+        life.computed = fork.num_tokens
+        life.num_sampled += 1
+        tick = plan.decodes.tick if len(plan.decodes) else self._tick
+        life.decode_from(until, life.computed - tick - (in_step and len(plan.decodes) > 0))
 
     def _code(self, reason: str) -> int:
         code = self._codes.get(reason)

@@ -143,8 +143,10 @@ class Admission:
         if request.pending:
             # Its newest token is still being sampled: what it would have to compute is not known yet.
             return Attempt(Outcome.SKIP, Decision(DecisionKind.SKIP, rid, "in_flight", request.pending), Closed.EMPTY)
-        if num_running >= self._config.max_num_seqs:
-            wait = Decision(DecisionKind.WAIT, rid, "sequences", 1, self._config.max_num_seqs - num_running, newest)
+        family = request.family
+        seats = 1 if family is None or family.beam is None else family.beam.width
+        if num_running + seats > self._config.max_num_seqs:
+            wait = Decision(DecisionKind.WAIT, rid, "sequences", seats, self._config.max_num_seqs - num_running, newest)
             return Attempt(Outcome.STOP, wait, Closed.SEQUENCES)
         # Headroom lets those who run grow before somebody must be preempted. With nobody running there is nobody to
         # protect, and insisting on it could make the request wait for ever.
@@ -156,6 +158,8 @@ class Admission:
         if awaited is not None:
             return Attempt(Outcome.SKIP, awaited, Closed.EMPTY)
         needed = self._kv.blocks_for(request.num_tokens) - len(match.nodes) + match.num_idle
+        if family is not None:
+            needed += family.spare_blocks(self._kv)
         available = self._kv.num_free
         if needed + headroom > available:
             return Attempt(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from foliolm.core.plan import LogitsAt, Row, StepPlan
 from foliolm.core.request import FinishReason, RequestStamps, TokenLogprobs, TokenOutput
 from foliolm.core.result import StepResult
+from foliolm.scheduler.families import is_search
 from foliolm.scheduler.request import Request, State
+from foliolm.scheduler.searching import Searches
 from foliolm.scheduler.state import Flight, SchedulerState
 
 
@@ -18,6 +20,7 @@ class Committer:
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
+        self._searches = Searches(state, self.finish)
 
     def commit(self, plan: StepPlan, result: StepResult, now: int) -> list[TokenOutput]:
         """Append the tokens of a step.
@@ -51,7 +54,8 @@ class Committer:
             request = self._state.requests.get(row.request_id)
             if request is not None:
                 self._state.promises.withdraw(request)
-        ids = [*plan.decodes.request_ids, *(row.request_id for row in plan.rows)]
+        ids = [*plan.decodes.request_ids, *(rid for row in plan.rows for rid in (row.request_id, *row.forks))]
+        ids = self._state.families.together(ids)
         requests = [self._state.requests[rid] for rid in ids if rid in self._state.requests]
         return [self.finish(request, FinishReason.ERROR, now, error=message) for request in requests]
 
@@ -112,9 +116,11 @@ class Committer:
         if len(tokens) != plan.num_rows:
             raise ValueError(f"step {plan.step_id} has {plan.num_rows} rows, its result has {len(tokens)}")
         requests, logprobs, errors, ended = self._state.requests, result.logprobs, result.errors, result.ended
+        if self._state.searches:
+            outputs.extend(self._advance_searches(plan, result, now))
         for index, rid in enumerate(plan.decodes.request_ids):
             request = requests.get(rid)
-            if request is None:
+            if request is None or is_search(request):
                 continue
             if errors and index in errors:
                 outputs.append(self.finish(request, FinishReason.ERROR, now, error=errors[index]))
@@ -123,17 +129,56 @@ class Committer:
             outputs.append(self._append(request, tokens[index][0], reported, (), now, index in ended))
         for index, row in enumerate(plan.rows, len(plan.decodes.request_ids)):
             request = requests.get(row.request_id)
-            if request is None:
+            if row.forks:
+                self._commit_forks(row.forks, index, result, now, outputs)
+            if request is None or (is_search(request) and row.logits & LogitsAt.LAST):
                 continue
             if index in errors:
                 outputs.append(self.finish(request, FinishReason.ERROR, now, error=errors[index]))
                 continue
             prompt = self._new_prompt_logprobs(request, row, result.prompt_logprobs.get(index))
             if row.logits & LogitsAt.LAST:
-                reported = tuple(logprobs.get(index, ()))
+                reported = tuple(logprobs[index][:1]) if index in logprobs else ()
                 outputs.append(self._append(request, tokens[index][0], reported, prompt, now, index in ended))
             elif prompt:
                 outputs.append(TokenOutput(request.request_id, prompt_logprobs=prompt))
+
+    def _commit_forks(
+        self, forks: tuple[int, ...], index: int, result: StepResult, now: int, outputs: list[TokenOutput]
+    ) -> None:
+        """Siblings that sampled from a row's logits too, behind the row's own token."""
+        tokens = result.tokens
+        assert tokens is not None
+        for place, rid in enumerate(forks, 1):
+            request = self._state.requests.get(rid)
+            if request is None:
+                continue
+            if index in result.errors:
+                outputs.append(self.finish(request, FinishReason.ERROR, now, error=result.errors[index]))
+                continue
+            reported = (result.logprobs[index][place],) if index in result.logprobs else ()
+            outputs.append(self._append(request, tokens[index][place], reported, (), now, False))
+
+    def _advance_searches(self, plan: StepPlan, result: StepResult, now: int) -> list[TokenOutput]:
+        """What came of each search that took part in the step."""
+        found: dict[int, dict[int, TokenLogprobs]] = {}
+        failed: dict[int, str] = {}
+        last = [row.request_id if row.logits & LogitsAt.LAST else -1 for row in plan.rows]
+        for index, rid in enumerate((*plan.decodes.request_ids, *last)):
+            request = self._state.requests.get(rid)
+            if request is None or request.family is None or request.family.beam is None:
+                continue
+            leader = request.family.leader.request_id
+            if index in result.errors:
+                failed[leader] = result.errors[index]
+            else:
+                found.setdefault(leader, {})[rid] = result.logprobs[index][0]
+        outputs: list[TokenOutput] = []
+        for leader, error in failed.items():
+            outputs += self._searches.fail(leader, error, now)
+        for leader, rows in found.items():
+            outputs += self._searches.advance(leader, rows, now)
+        return outputs
 
     def _append(
         self,
@@ -165,6 +210,10 @@ class Committer:
             request = requests.get(row.request_id)
             if request is not None and row.logits & LogitsAt.LAST:
                 request.first_token_ns = request.first_token_ns or now
+                self._searches.advance_virtual(row.request_id, now)
+            for rid in row.forks:
+                if rid in requests:
+                    requests[rid].first_token_ns = requests[rid].first_token_ns or now
         for request in flight.ending:
             if request.state is State.ENDING:
                 request.last_token_ns = now

@@ -6,7 +6,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from foliolm.core.plan import Admission as AdmissionNote
-from foliolm.core.plan import Closed, Decision, DecisionKind, DecodeRows, LogitsAt, Row, StepPlan
+from foliolm.core.plan import (
+    BlockCopy,
+    Closed,
+    Decision,
+    DecisionKind,
+    DecodeRows,
+    Fork,
+    LogitsAt,
+    OwnBlock,
+    Row,
+    StepPlan,
+)
 from foliolm.core.protocols import ChunkBudget, Prices
 from foliolm.scheduler.admission import Admission, Outcome
 from foliolm.scheduler.budget import PrefillBudget
@@ -37,6 +48,9 @@ class _Draft:
     admissions: list[AdmissionNote] = field(default_factory=list)
     tables: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     ending: list[Request] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    own_blocks: list[OwnBlock] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     waits: dict[int, Decision] = field(default_factory=dict)
     closed: Closed = Closed.EMPTY
@@ -81,6 +95,8 @@ class Planner:
         self._state.waiting.now = now
         if self._state.served is not None and len(self._state.waiting):
             self._yield_turn(draft)
+        if self._state.searches and self._state.flights:
+            return self._seal(draft)  # what hypotheses live on is known once the step in flight is committed
         if self._prompts_apart:
             if self._prompts_may_run(draft):
                 self._plan_prompts(draft, self._config.max_num_batched_tokens)
@@ -154,6 +170,8 @@ class Planner:
             return
         if not decodes:
             return
+        if self._state.forked:
+            self._own_blocks(draft)
         grow = self._kv.grow
         draft.decodes, draft.ending = decodes.run(tuple((rid, grow(rid)) for rid in decodes.crossing()))
         for request in draft.ending:
@@ -164,7 +182,7 @@ class Planner:
     def _make_room(self, draft: _Draft) -> bool:
         """Blocks for every decode that crosses, by preemption if need be; False: only a commit can give them."""
         state = self._state
-        while (needed := len(state.decodes.crossing())) > self._kv.num_free:
+        while (needed := state.families.blocks_wanted()) > self._kv.num_free:
             if needed <= self._kv.num_free + self._kv.num_fenced:
                 self._skip_decodes(draft, "fence", self._kv.num_free)
                 return False
@@ -176,10 +194,24 @@ class Planner:
                     )
                 self._skip_decodes(draft, "fence", self._kv.num_free)
                 return False
-            crossing = state.decodes.crossing()
-            first = min(crossing.values(), key=lambda request: request.order)
+            # Those who take blocks cross into new ones, or write where they share one.
+            takers = (state.decodes.crossing() or state.forked).values()
+            first = min(takers, key=lambda request: request.order)
             self._preempt(treatment, needed, first.request_id, draft)
         return True
+
+    def _own_blocks(self, draft: _Draft) -> None:
+        """Copy each shared block that a decode is about to write in; the last of its holders keeps it."""
+        kv, size = self._kv, self._config.block_size
+        for request, position in self._state.families.shared_positions():
+            rid = request.request_id
+            if not kv.is_shared(rid, position):
+                continue
+            blocks, copies = kv.own(rid, position)
+            draft.copies.extend(copies)
+            draft.own_blocks.append(OwnBlock(rid, position // size, blocks))
+            self._state.counters.copied_blocks += 1
+        self._state.forked.clear()
 
     def _yield_turn(self, draft: _Draft) -> None:
         """Where the tenant whose turn it is has less than its share of the batch, the one with the most gives way."""
@@ -189,7 +221,7 @@ class Planner:
             if head is None or head.pending:
                 return
             room = PrefillBudget(1 << 30, 1 << 30, 0.0, False)
-            decision = self._admission.attempt(head, room, state.num_running, None).decision
+            decision = self._admission.attempt(head, room, state.num_running + state.seats, None).decision
             if decision.reason not in ("kv_blocks", "sequences"):
                 return
             if decision.reason == "kv_blocks" and decision.needed <= self._kv.num_free + self._kv.num_fenced:
@@ -304,7 +336,7 @@ class Planner:
                 break
             if before_all and not self._comes_before_all(head):
                 break
-            attempt = self._admission.attempt(head, budget, self._state.num_running, self._newest())
+            attempt = self._admission.attempt(head, budget, self._state.num_running + self._state.seats, self._newest())
             if attempt.outcome is Outcome.ADMIT:
                 waiting.take(head)
                 self._start(head, attempt.decision, budget, draft)
@@ -329,7 +361,6 @@ class Planner:
 
     def _start(self, request: Request, decision: Decision, budget: PrefillBudget, draft: _Draft) -> None:
         rid = request.request_id
-        source = request.source
         match = self._admission.match(request)
         sharing = self._config.enable_prefix_caching
         root = request.root if sharing else None
@@ -339,19 +370,14 @@ class Planner:
             self._state.lose_swapped(request, match.num_tokens)
             draft.tables[rid] = self._kv.allocate(rid, request.num_tokens, match, root)
             request.num_computed = match.num_tokens
+        family = request.family
+        if family is not None and family.beam is not None:
+            self._kv.reserve(rid, family.spare_blocks(self._kv))
+            family.seats = family.beam.width - 1
+            self._state.seats += family.seats
         draft.waits.pop(rid, None)
         draft.decisions.append(decision)
-        draft.admissions.append(
-            AdmissionNote(
-                rid,
-                tuple(request.tokens),
-                request.num_prompt,
-                source.sampling,
-                source.eos_token_ids,
-                source.adapter,
-                request.num_computed,
-            )
-        )
+        draft.admissions.append(_note(request, request.num_computed))
         if sharing and request.root is not None:
             if not request.admitted_ns:
                 request.num_cached = match.num_tokens
@@ -370,6 +396,7 @@ class Planner:
         """A chunk; where it catches up with the tokens, the request samples, and decodes from the next step on."""
         rid, context = request.request_id, request.num_computed
         logits = LogitsAt.NONE
+        forks: tuple[int, ...] = ()
         if request.wants_prompt_logprobs() and context < request.num_prompt:
             logits |= LogitsAt.ALL
         request.num_computed += count
@@ -379,13 +406,31 @@ class Planner:
             request.sample_step = draft.step_id
             request.num_tokens += 1
             del self._state.prefilling[rid]
+            if request.family is not None:
+                forks = self._fork(request, draft)
             if request.num_tokens >= request.limit:
                 request.state = State.ENDING
                 draft.ending.append(request)
             else:
                 self._state.decodes.join(request)
         blocks = draft.tables.get(rid)
-        return Row(rid, count, context, blocks or (), blocks is not None, logits, adapter=request.source.adapter)
+        return Row(
+            rid, count, context, blocks or (), blocks is not None, logits, adapter=request.source.adapter, forks=forks
+        )
+
+    def _fork(self, leader: Request, draft: _Draft) -> tuple[int, ...]:
+        """The siblings of a request whose prompt is computed in this step sample from its logits, and share blocks."""
+        state = self._state
+        assert leader.family is not None
+        siblings = state.families.at_prompt_end(leader, leader.family, draft.step_id, draft.now)
+        for request in siblings:
+            rid = request.request_id
+            draft.admissions.append(_note(request, request.num_prompt))
+            draft.forks.append(Fork(rid, leader.request_id, request.num_prompt))
+            draft.decisions.append(Decision(DecisionKind.ADMIT, rid, "forks", 0, self._kv.num_free, leader.request_id))
+            if request.state is State.ENDING:
+                draft.ending.append(request)
+        return tuple(request.request_id for request in siblings)
 
     def _newest(self) -> int | None:
         """The request admitted last of those that run."""
@@ -405,17 +450,21 @@ class Planner:
         decisions = (*draft.decisions, *draft.waits.values())
         if not draft.rows and not draft.decodes.request_ids:
             return StepPlan(draft.step_id, draft.now, decisions=decisions, closed=draft.closed)
+        begun = [request for request in state.begun if request.request_id in state.requests]
         plan = StepPlan(
             step_id=draft.step_id,
             time_ns=draft.now,
             decodes=draft.decodes,
             rows=tuple(draft.rows),
-            admissions=tuple(draft.admissions),
+            admissions=(*draft.admissions, *(_note(request, request.num_computed) for request in begun)),
             preempted=tuple(state.preempted),
             released=tuple(state.released),
             swaps_out=tuple(state.swaps_out),
             swaps_in=tuple(state.swaps_in),
             swapped=tuple(state.swap_notes),
+            copies=tuple(draft.copies),
+            forks=(*(fork for fork in state.forks if fork.request_id in state.requests), *draft.forks),
+            own_blocks=tuple(draft.own_blocks),
             decisions=decisions,
             closed=draft.closed,
             pending_step=state.flights[-1].step_id if state.flights else None,
@@ -423,6 +472,8 @@ class Planner:
         )
         state.preempted.clear()
         state.released.clear()
+        state.forks.clear()
+        state.begun.clear()
         residencies = {}
         if self._config.enable_prefix_caching:
             for row in plan.rows:
@@ -447,3 +498,17 @@ class Planner:
         state.swaps_in.clear()
         state.swap_notes.clear()
         state.swap.pool.seal()
+
+
+def _note(request: Request, num_cached: int) -> AdmissionNote:
+    """What the executor must know of a request that enters."""
+    source = request.source
+    return AdmissionNote(
+        request.request_id,
+        tuple(request.tokens),
+        request.num_prompt,
+        source.sampling,
+        source.eos_token_ids,
+        source.adapter,
+        num_cached,
+    )

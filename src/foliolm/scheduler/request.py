@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from foliolm.core.request import EngineRequest
 from foliolm.kv import NO_MATCH
+
+if TYPE_CHECKING:
+    from foliolm.scheduler.families import Family
 
 
 class State(enum.Enum):
     """Where a request is; the scheduler keeps each live one in exactly one place."""
 
     WAITING = "waiting"
+    PARKED = "parked"
     PREFILLING = "prefilling"
     DECODING = "decoding"
     ENDING = "ending"
@@ -44,6 +49,7 @@ class Request:
         num_preemptions: how often it gave way.
         queue_entry: number of its place in the waiting queue; 0: it has none.
         is_swapped, swap_step: its KV lies on the host; the step that moves it there, 0 before that is planned.
+        family: the completions of its prompt, where there are several; None: it is alone.
         resumed_at: ``num_tokens`` when it was last admitted.
         prompt_logprobs_sent: entries delivered so far.
         root: under which its prefixes are shared; None: they are not.
@@ -59,6 +65,7 @@ class Request:
         "chain_hashes",
         "content",
         "end_tick",
+        "family",
         "first_token_ns",
         "is_swapped",
         "join_tick",
@@ -110,6 +117,7 @@ class Request:
         if not sampling.ignore_eos:
             self.stop_ids |= frozenset(source.eos_token_ids)
         self.min_tokens_at = self.num_prompt + sampling.min_tokens
+        self.family: Family | None = None
         self.num_preemptions = 0
         self.queue_entry = 0
         self.is_swapped = False

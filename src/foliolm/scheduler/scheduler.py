@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foliolm.core.errors import QueueFullError
@@ -15,6 +16,7 @@ from foliolm.scheduler.admission import check_possible, token_limit
 from foliolm.scheduler.commit import Committer
 from foliolm.scheduler.forecast import Forecaster
 from foliolm.scheduler.leaps import leap, like_steps
+from foliolm.scheduler.families import Family, check_search, join_family
 from foliolm.scheduler.planner import Planner
 from foliolm.scheduler.request import Request
 from foliolm.scheduler.state import SchedulerState
@@ -36,6 +38,9 @@ class SchedulerStats:
         num_swaps: preemptions that moved KV to the host, total.
         swap_out_bytes, swap_in_bytes: moved to the host and back, totals.
         host_blocks_total, host_blocks_used: slots of the host pool, and those in use.
+        kv_blocks_shared: blocks that more than one request holds.
+        forked_tokens: prompt tokens that siblings took over from one another, total.
+        copied_blocks: shared blocks that were copied since one of their holders wrote, total.
     """
 
     num_running: int
@@ -55,6 +60,9 @@ class SchedulerStats:
     swap_in_bytes: int = 0
     host_blocks_total: int = 0
     host_blocks_used: int = 0
+    kv_blocks_shared: int = 0
+    forked_tokens: int = 0
+    copied_blocks: int = 0
 
 
 class Scheduler:
@@ -128,26 +136,38 @@ class Scheduler:
                 f"request {request.request_id} asks for n={request.sampling.n}; split it into siblings first"
             )
         check_possible(request, self.config, state.kv)
-        if len(state.waiting) >= self.config.max_queued_requests:
+        limit = token_limit(request, self.config, state.kv)
+        check_search(request, limit, state.kv, self.config.max_num_seqs)
+        if state.num_waiting >= self.config.max_queued_requests:
             raise QueueFullError(
-                f"{len(state.waiting)} requests are waiting; the limit is {self.config.max_queued_requests} "
+                f"{state.num_waiting} requests are waiting; the limit is {self.config.max_queued_requests} "
                 "(--max-queued-requests)"
             )
         self._arrivals += 1
         priority = request.priority if self.config.scheduling_policy == "priority" else 0
         order = (priority, request.arrival_ns, self._arrivals)
-        live = Request(request, order, token_limit(request, self.config, state.kv), now)
+        live = Request(request, order, limit, now)
         if self._forecaster is not None:
             self._forecaster.check(live, self._planner.known_tokens(live))
         if state.served is not None:
             state.served.enter(live, state.decodes.tick)
+        family = join_family(live, state.requests) if request.sibling else None
         state.requests[request.request_id] = live
+        if family is not None:
+            state.families.park(live, family)
+            return
+        if request.sampling.beam is not None:
+            live.family = Family(live)
         state.waiting.push(live)
 
     def abort(self, request_id: int, now: int) -> TokenOutput | None:
         """End a request in any state, and free what it holds; None, and nothing else, for one that is not live."""
         request = self._state.requests.get(request_id)
         return None if request is None else self._committer.finish(request, FinishReason.ABORT, now)
+
+    def together(self, request_ids: Sequence[int]) -> list[int]:
+        """The ids, and those of requests that can only end with one of them: the hypotheses of one search."""
+        return self._state.families.together(request_ids)
 
     def schedule(self, now: int) -> StepPlan:
         """Plan the next step; one without rows has nothing to run until a commit or an arrival.
@@ -198,7 +218,7 @@ class Scheduler:
         kv = state.kv
         return SchedulerStats(
             num_running=state.num_running,
-            num_waiting=len(state.waiting),
+            num_waiting=state.num_waiting,
             decode_context_tokens=state.decodes.context_tokens,
             kv_blocks_total=kv.num_usable,
             kv_blocks_used=kv.num_usable - kv.num_free - kv.num_fenced,
@@ -214,6 +234,9 @@ class Scheduler:
             swap_in_bytes=state.counters.swap_in_bytes,
             host_blocks_total=state.swap.pool.num_slots,
             host_blocks_used=state.swap.pool.num_used,
+            kv_blocks_shared=kv.num_shared_blocks,
+            forked_tokens=state.counters.forked_tokens,
+            copied_blocks=state.counters.copied_blocks,
         )
 
     def reset_prefix_cache(self) -> int:

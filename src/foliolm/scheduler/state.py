@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from foliolm.core.plan import BlockSwap, LogitsAt, StepPlan, SwapNote
+from foliolm.core.plan import BlockSwap, Fork, LogitsAt, StepPlan, SwapNote
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.kv import HostPool, KVManager, PrefixMatch, SwapSpace
 from foliolm.scheduler.decodes import DecodeSet
 from foliolm.scheduler.fairness import ServedTokens
+from foliolm.scheduler.families import Families, Family
 from foliolm.scheduler.promises import PrefixPromises
 from foliolm.scheduler.queue import WaitingQueue
 from foliolm.scheduler.request import Request, State
@@ -48,6 +49,8 @@ class Counters:
         steps: plans with rows.
         prefix_queries, prefix_hits: tokens looked up, and found, at first admissions; a resumed request counts for
             neither.
+        forked_tokens: prompt tokens that siblings took over from the one that had computed them.
+        copied_blocks: shared blocks that were copied because one of their holders wrote.
     """
 
     preemptions: int = 0
@@ -58,14 +61,23 @@ class Counters:
     steps: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    forked_tokens: int = 0
+    copied_blocks: int = 0
 
 
 class SchedulerState:
-    """Every live request is in exactly one place: waiting, prefilling, decoding, or ending in a step in flight.
+    """Every live request is in exactly one place: waiting, parked, prefilling, decoding, or ending in a step in flight.
 
     Args:
         config: the scheduler's settings.
         kv: the KV manager.
+
+    Attributes:
+        parked: siblings whose leader has not computed the prompt.
+        seats: places among the running that are kept for some of them.
+        searches: beam searches past their prompt, by leader's id; no step is planned while one of theirs is in flight.
+        forked: decodes that may share the block that they write next.
+        forks, begun: tables that changed at a commit, and who has one for the first time: for the next plan.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
@@ -77,6 +89,7 @@ class SchedulerState:
             round(config.age_bound_s * 1e9) if config.fairness or config.scheduling_policy != "fcfs" else None,
             None if self.served is None else self._turn,
         )
+        self.parked: dict[int, Request] = {}
         self.prefilling: dict[int, Request] = {}
         self.decodes = DecodeSet(config.block_size, self.served)
         self.flights: deque[Flight] = deque()
@@ -91,6 +104,17 @@ class SchedulerState:
         self.swaps_in: list[BlockSwap] = []
         self.swap_notes: list[SwapNote] = []
         self._bytes_per_block = sum(spec.bytes_per_block(config.block_size) for spec in kv.specs)
+        self.families = Families(self)
+        self.seats = 0
+        self.searches: dict[int, Family] = {}
+        self.forked: dict[int, Request] = {}
+        self.forks: list[Fork] = []
+        self.begun: list[Request] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to be run, siblings that wait for their leader included."""
+        return len(self.waiting) + len(self.parked)
 
     @property
     def num_running(self) -> int:
@@ -163,6 +187,7 @@ class SchedulerState:
         if not self.owed:
             return []
         sampled = {*plan.decodes.request_ids, *(row.request_id for row in plan.rows if row.logits & LogitsAt.LAST)}
+        sampled.update(rid for row in plan.rows for rid in row.forks)
         return [request for rid, request in self.owed.items() if rid in sampled]
 
     def withdraw(self, request: Request) -> int:
@@ -172,6 +197,8 @@ class SchedulerState:
             Blocks a group that nobody holds any more.
         """
         self.promises.withdraw(request)
+        if request.family is not None:
+            self.families.withdraw(request, request.family)
         if request.state is State.WAITING:
             self.waiting.forget(request)
             self.swap.drop(request.request_id)
@@ -190,6 +217,8 @@ class SchedulerState:
         del self.requests[request.request_id]
         if self.served is not None:
             self.served.leave(request)
+        if request.family is not None:
+            self.families.retire(request, request.family)
         self.released.append(request.request_id)
 
     def problems(self) -> list[str]:
@@ -201,10 +230,10 @@ class SchedulerState:
         waiting = {request.request_id for request in self.waiting}
         if len(waiting) != len(self.waiting):
             found.append(f"{len(waiting)} requests wait, {len(self.waiting)} were counted")
-        places = [*waiting, *self.prefilling, *self.decodes.members, *ending]
+        places = [*waiting, *self.parked, *self.prefilling, *self.decodes.members, *ending]
         if sorted(places) != sorted(self.requests):
             found.append("a live request is in no place, or in two")
-        found.extend(self.kv.problems(set(self.requests) - waiting))
+        found.extend(self.kv.problems(set(self.requests) - waiting - set(self.parked)))
         for request in self.running():
             tokens = request.num_tokens
             if request.state is State.DECODING:

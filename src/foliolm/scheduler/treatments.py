@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from foliolm.core.protocols import Prices
+from foliolm.scheduler.families import is_search
 from foliolm.scheduler.preemption import eligible_victims
 from foliolm.scheduler.request import Request, State
 from foliolm.scheduler.state import SchedulerState
@@ -49,9 +50,14 @@ class Treatments:
     def choose(self, tenant: str | None = None) -> Treatment | None:
         """The next request that gives way (of one tenant), and how; None where nobody may be asked to."""
         state = self._state
-        candidates = eligible_victims(state.running(), self._config, state.decodes.tick)
+        running: Iterable[Request] = state.running()
+        if state.searches:  # what a search may need was kept for it: it never gives way
+            running = [request for request in running if not is_search(request)]
+        candidates = eligible_victims(running, self._config, state.decodes.tick)
         if tenant is not None:
             candidates = [request for request in candidates if request.source.tenant == tenant]
+        elif not candidates and state.searches and not state.flights:
+            candidates = list(running)  # the search gets on anyway, so that even the first in order may wait for it
         if not candidates:
             return None
         policy = self._config.preemption_victim

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from foliolm.core.errors import ConfigError, FolioError
 
 if TYPE_CHECKING:
-    from foliolm.api.llm import RequestOutput
+    from foliolm.api.results import RequestOutput
 
 Messages = list[dict[str, str]]
 OPTIONS = {"temperature": float, "top_p": float, "top_k": int, "max_tokens": int, "seed": int}

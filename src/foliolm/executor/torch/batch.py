@@ -51,7 +51,7 @@ class StepBatch:
 
     Attributes:
         step: the model's input; its first ``len(sampled_rows)`` logit rows sample, those of ``spans`` follow.
-        sampled_rows: [S] indices in the plan of the rows that sample.
+        sampled_rows: [S] indices in the plan of the rows that sample, one a token.
         sampled_slots: [S] their requests' slots.
         spans: where prompt logprobs are wanted.
     """
@@ -135,9 +135,12 @@ class BatchBuilder:
             ValueError: the plan contradicts what the executor knows (tokens, blocks), or asks for what it cannot do.
         """
         table, decodes = self._table, plan.decodes
+        slots = [self._take_row(row) for row in plan.rows]
+        table.fork(plan.forks, self._p)
         for request_id, blocks in decodes.grown:
             table.add_blocks(table.slot(request_id), blocks, whole_table=False)
-        slots = [self._take_row(row) for row in plan.rows]
+        for own in plan.own_blocks:
+            table.replace_block(own)
         steady = self._decodes(decodes)
         singles = self._singles(steady, plan, slots)
         chunks = [
@@ -253,9 +256,13 @@ class BatchBuilder:
         first[singles.rows] = np.arange(len(singles.rows))
         for (i, _, _), start in zip(chunks, starts, strict=True):
             first[decodes + i] = start
-        last = [i for i, row in enumerate(plan.rows) if row.logits & LogitsAt.LAST]
+        last, owners = [], []  # a row with forks is sampled for each of them too
+        for i, row in enumerate(plan.rows):
+            if row.logits & LogitsAt.LAST:
+                last += [i] * (1 + len(row.forks))
+                owners += [slots[i], *(self._table.slot(rid) for rid in row.forks)]
         sampled = np.concatenate((np.arange(decodes), np.array(last, np.int64) + decodes))
-        sampled_slots = np.concatenate((decode_slots, np.array([slots[i] for i in last], np.int64)))
+        sampled_slots = np.concatenate((decode_slots, np.array(owners, np.int64)))
         extra = np.array([plan.rows[i].num_new_tokens - 1 for i in last], np.int64)
         tokens = [first[sampled] + np.concatenate((np.zeros(decodes, np.int64), extra))]
         spans, at = [], len(sampled)

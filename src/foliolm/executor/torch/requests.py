@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from foliolm.core.errors import RequestError
 from foliolm.core.grammar import Grammars, GrammarState
-from foliolm.core.plan import Admission
+from foliolm.core.plan import Admission, Fork, OwnBlock
 from foliolm.core.sampling import SamplingParams
 from foliolm.executor.torch.draws import fresh_key, seeded_key
 from foliolm.executor.torch.history import History
@@ -104,6 +104,8 @@ class RequestTable:
         self.sampling[slot] = sampling
         self.sampling_rows.set(slot, sampling)
         self.end_ids[slot] = tuple({*(() if sampling.ignore_eos else note.eos_token_ids), *sampling.stop_token_ids})
+        if sampling.beam is not None:
+            self.sampling_rows.search(slot, sampling.beam.num_candidates(len(self.end_ids[slot])))
         penalised = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
         self._set_history(slot, History(note.token_ids, note.num_prompt_tokens) if penalised else None)
         self._take_grammar(slot, note)
@@ -148,6 +150,33 @@ class RequestTable:
                 self.tables[group] = table
             table[slot, start:end] = blocks
             self.num_blocks[group][slot] = end
+
+    def fork(self, forks: Sequence[Fork], block_size: int) -> None:
+        """Requests go on from others' tokens and blocks; a parent's own are still as it left them.
+
+        Raises:
+            KeyError: one of them was never admitted.
+        """
+        for fork in forks:
+            slot, source, count = self._slots[fork.request_id], self._slots[fork.parent], fork.num_tokens
+            self._widen(count + 1)
+            if slot != source:
+                self.tokens[slot, :count] = self.tokens[source, :count]
+                self._clear_table(slot)
+                blocks = -(-count // block_size)
+                for table, held in zip(self.tables, self.num_blocks, strict=True):
+                    table[slot, :blocks] = table[source, :blocks]
+                    held[slot] = blocks
+            self.lengths[slot] = count
+            if fork.token_id is not None:
+                self.tokens[slot, count] = fork.token_id
+                self.lengths[slot] = count + 1
+
+    def replace_block(self, own: OwnBlock) -> None:
+        """A request gets a block of its own in place of a shared one."""
+        slot = self._slots[own.request_id]
+        for table, block in zip(self.tables, own.blocks, strict=True):
+            table[slot, own.index] = block
 
     def append(self, slots: NDArray[np.int64], sampled: NDArray[np.int64]) -> None:
         """One more token for each slot; no slot twice."""

@@ -127,18 +127,21 @@ def _result(
     """By the plan's rows, what the sampler has by sampled rows."""
     chosen = sampled.tokens.tolist()
     rows: Sequence[int] = batch.sampled_rows.tolist()
-    if len(rows) == plan.num_rows and not sampled.errors:
+    if rows == list(range(plan.num_rows)) and not sampled.errors:
         tokens = [[token] for token in chosen]
     else:
         tokens = [[] for _ in range(plan.num_rows)]
         for index, (row, token) in enumerate(zip(rows, chosen, strict=True)):
             if index not in sampled.errors:
-                tokens[row] = [token]
+                tokens[row].append(token)
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+    for index, entry in sampled.logprobs.items():
+        logprobs.setdefault(rows[index], []).append(entry)
     return StepResult(
         plan.step_id,
         tokens,
         seconds,
-        {rows[index]: [entry] for index, entry in sampled.logprobs.items()},
+        logprobs,
         prompts,
         {rows[index]: error for index, error in sampled.errors.items()},
         frozenset(rows[index] for index in sampled.ended),

@@ -56,6 +56,11 @@ class SamplingRows:
             or self.problem[slot]
         )
 
+    def search(self, slot: int, num_candidates: int) -> None:
+        """The slot's request is a hypothesis of a beam search: what may follow it is reported, not drawn."""
+        self.greedy[slot] = True
+        self.logprobs[slot] = min(num_candidates, self._num_tokens)
+
     def fail(self, slot: int, problem: str) -> None:
         """The slot's request cannot be sampled for."""
         self.problem[slot] = problem

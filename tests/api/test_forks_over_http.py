@@ -1,0 +1,106 @@
+"""Siblings and beam search as clients see them."""
+
+import openai
+import pytest
+
+import foliolm
+from foliolm.core.errors import RequestError
+
+CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+STORY = [4000 + 11 * i for i in range(100)]
+
+
+@pytest.fixture(scope="module")
+def client(real_server):
+    return openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def test_siblings_take_the_prompt_from_the_first_which_computed_it(client, real_server):
+    before = real_server.gauge("prompt_forked_tokens_total")
+    hits = real_server.gauge("prefix_cache_hits_total")
+    answer = client.completions.create(
+        model="smollm2-135m", prompt=STORY, n=8, max_tokens=6, temperature=1.0, seed=5, extra_body={"ignore_eos": True}
+    )
+    assert [choice.index for choice in answer.choices] == list(range(8))
+    assert len({choice.text for choice in answer.choices}) > 1
+    assert answer.usage.prompt_tokens == 100
+    assert answer.usage.completion_tokens == 8 * 6
+    # What was computed a moment ago for this very request was not cached.
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    assert real_server.gauge("prefix_cache_hits_total") == hits
+    assert real_server.gauge("prompt_forked_tokens_total") == before + 7 * 100
+    assert real_server.gauge("kv_blocks_copied_total") >= 7
+    real_server.assert_all_free()
+
+
+def test_beams_come_best_first_and_the_best_is_at_least_as_likely_as_the_greedy_answer(client, real_server):
+    def ask(**options):
+        return client.completions.create(
+            model="smollm2-135m", prompt="The capital of France is", max_tokens=8, logprobs=1, temperature=0, **options
+        )
+
+    def score(choice):
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    beams = ask(n=3, extra_body={"use_beam_search": True, "best_of": 4})
+    scores = [score(choice) for choice in beams.choices]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] >= score(ask().choices[0]) - 1e-3
+    assert all(choice.finish_reason in ("stop", "length") for choice in beams.choices)
+    assert beams.usage.prompt_tokens == 5
+    real_server.assert_all_free()
+
+
+def test_a_chat_can_be_searched_and_streamed(client):
+    options = {"use_beam_search": True, "length_penalty": 0.8, "early_stopping": True}
+    whole = client.chat.completions.create(
+        model="smollm2-135m", messages=CAPITAL, n=2, max_tokens=16, extra_body=options
+    )
+    assert "Paris" in whole.choices[0].message.content
+    texts = ["", ""]
+    for chunk in client.chat.completions.create(
+        model="smollm2-135m", messages=CAPITAL, n=2, max_tokens=16, extra_body=options, stream=True
+    ):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+
+
+def test_a_client_that_leaves_ends_the_whole_search(real_server):
+    body = {
+        "model": "smollm2-135m",
+        "prompt": "Once upon a time",
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "n": 4,
+        "use_beam_search": True,
+        "stream": True,
+        "request_id": "search-to-end",
+    }
+    with real_server.http.stream("POST", "/v1/completions", json=body):
+        real_server.until("num_requests_running", 4)
+    real_server.assert_all_free()
+
+
+def test_a_search_that_can_never_fit_is_refused_with_the_sum(client):
+    with pytest.raises(openai.BadRequestError, match="KV blocks"):
+        client.completions.create(
+            model="smollm2-135m", prompt="x", max_tokens=500, n=16, extra_body={"use_beam_search": True}
+        )
+
+
+def test_the_library_searches(lean_settings):
+    with foliolm.LLM("smollm2-135m", **lean_settings) as llm:
+        params = foliolm.BeamSearchParams(beam_width=3, max_tokens=6, length_penalty=1.0)
+        one, two = llm.beam_search(["The capital of France is", [504, 3575, 282, 4649, 314]], params)
+        assert [sequence.tokens for sequence in one.sequences] == [sequence.tokens for sequence in two.sequences]
+        scores = [sequence.score for sequence in one.sequences]
+        assert scores == sorted(scores, reverse=True)
+        best = one.sequences[0]
+        assert best.cum_logprob == pytest.approx(sum(entry.logprob for entry in best.logprobs))
+        assert best.tokens[:5] == (504, 3575, 282, 4649, 314)
+        assert "Paris" in best.text
+        with pytest.raises(RequestError, match="best_of"):
+            llm.beam_search("x", foliolm.BeamSearchParams(beam_width=0, max_tokens=6))
+        assert llm.engine.check_invariants() == []
