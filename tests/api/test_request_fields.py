@@ -51,7 +51,7 @@ def test_null_is_absent_for_every_field(chat, complete):
 
 def test_values_that_ask_for_nothing_are_accepted(complete):
     neutral = {name: values[0] for name, (_, values) in REFUSED.items() if values and name != "echo"}
-    assert len(neutral) > 10
+    assert len(neutral) >= 10
     assert complete(**neutral)["choices"] == complete()["choices"]
 
 

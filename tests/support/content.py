@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foliolm.core.plan import StepPlan
+from foliolm.core.plan import Fork, Row, StepPlan
 
 
 class ContentKV:
@@ -35,11 +35,34 @@ class ContentKV:
             self.tables.pop(rid, None)
         self.move(plan)
         rows = list(plan.all_rows())
-        for row in rows:
-            if row.whole_table:
-                self.tables[row.request_id] = [[] for _ in row.new_blocks]
-            for table, blocks in zip(self.tables[row.request_id], row.new_blocks or ((),) * 9, strict=False):
-                table.extend(blocks)
+        for row in plan.rows:
+            self.extend(row)
+        for fork in plan.forks:
+            self.fork(fork)
+        for row in rows[: len(plan.decodes)]:
+            self.extend(row)
+        for own in plan.own_blocks:
+            for table, block in zip(self.tables[own.request_id], own.blocks, strict=True):
+                table[own.index] = block
+        self.write_and_read(plan, rows)
+
+    def extend(self, row: Row) -> None:
+        if row.whole_table:
+            self.tables[row.request_id] = [[] for _ in row.new_blocks]
+        for table, blocks in zip(self.tables[row.request_id], row.new_blocks or ((),) * 9, strict=False):
+            table.extend(blocks)
+
+    def fork(self, fork: Fork) -> None:
+        """The tokens and blocks of another; a hypothesis of a search knows its tokens from here alone."""
+        child, parent, count = fork.request_id, fork.parent, fork.num_tokens
+        if child != parent:
+            blocks = -(-count // self.block_size)
+            self.tables[child] = [table[:blocks] for table in self.tables[parent]]
+        if fork.token_id is not None:
+            known = [self.fingerprint(parent, position) for position in range(count)]
+            self.prints[child] = [*known, hash((known[-1], fork.token_id))]
+
+    def write_and_read(self, plan: StepPlan, rows: list[Row]) -> None:
         # A step writes first and reads then; rows of one step must not write where others read or write.
         written: set[tuple[int, int, int]] = set()
         for row in rows:
@@ -74,6 +97,15 @@ class ContentKV:
         for swap in plan.swaps_in:
             for slot, value in enumerate(self.host[swap.group, swap.host_block]):
                 place = (swap.group, swap.device_block, slot)
+                self.memory[place], self.writer[place] = value, plan.step_id
+        assert len({(copy.group, copy.target) for copy in plan.copies}) == len(plan.copies), "copies with one target"
+        read = [
+            [self.memory.get((copy.group, copy.source, slot)) for slot in range(self.block_size)]
+            for copy in plan.copies
+        ]
+        for copy, values in zip(plan.copies, read, strict=True):
+            for slot, value in enumerate(values):
+                place = (copy.group, copy.target, slot)
                 self.memory[place], self.writer[place] = value, plan.step_id
 
     def fail(self, plan: StepPlan) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 
 from foliolm.core.kvspec import KVSpec
 from foliolm.core.plan import LogitsAt, StepPlan
-from foliolm.core.request import EngineRequest, TokenOutput
+from foliolm.core.request import EngineRequest, TokenLogprobs, TokenOutput
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.core.result import StepResult, StepSeconds
 from foliolm.core.sampling import SamplingParams
@@ -65,14 +65,29 @@ def token_for(rid: int, position: int) -> int:
     return (rid * 7919 + position * 104729) % 997
 
 
-def result_for(plan: StepPlan, position_of: dict[int, int] | None = None) -> StepResult:
-    """What an executor would answer; the sampled token stands right behind the row's tokens."""
+def candidates_for(rid: int, position: int, count: int) -> TokenLogprobs:
+    """What the made-up model says may follow a hypothesis: ``count`` tokens, likeliest first."""
+    tokens = [token_for(rid, position + 31 * index) for index in range(2 * count)]
+    distinct = list(dict.fromkeys(tokens))[:count]
+    top = tuple((token, -0.3 * (1 + index) - 0.001 * (token % 97)) for index, token in enumerate(distinct))
+    return TokenLogprobs(top[0][0], top[0][1], 1, top)
+
+
+def result_for(plan: StepPlan, candidates: dict[int, int] | None = None) -> StepResult:
+    """What an executor would answer; the sampled token stands right behind the row's tokens.
+
+    ``candidates``: by id of a search's hypotheses, how many continuations are reported.
+    """
     tokens = []
-    for row in plan.all_rows():
+    logprobs = {}
+    for index, row in enumerate(plan.all_rows()):
+        if candidates and row.request_id in candidates and row.logits & LogitsAt.LAST:
+            position = row.context + row.num_new_tokens
+            logprobs[index] = [candidates_for(row.request_id, position, candidates[row.request_id])]
         sampled = row.logits & LogitsAt.LAST
         position = row.context + row.num_new_tokens
         tokens.append([token_for(rid, position) for rid in (row.request_id, *row.forks)] if sampled else [])
-    return StepResult(plan.step_id, tokens, StepSeconds(0.0))
+    return StepResult(plan.step_id, tokens, StepSeconds(0.0), logprobs)
 
 
 class Driver:
@@ -88,6 +103,7 @@ class Driver:
         self.finished: dict[int, TokenOutput] = {}
         self.plans: list[StepPlan] = []
         self.content: ContentKV | None = None
+        self.candidates: dict[int, int] = {}
 
     def watch_content(self, sources: dict[int, EngineRequest]) -> None:
         """From now on every plan is run on a model of the memory's content; ``sources`` by request id."""
@@ -117,8 +133,11 @@ class Driver:
     def check_admissions(self, plan: StepPlan) -> None:
         """Who enters, or comes back, brings exactly the tokens that its rows then compute."""
         rows = {row.request_id: row for row in plan.rows}
+        forked = {fork.request_id for fork in plan.forks}
         for note in plan.admissions:
             rid, prompt = note.request_id, note.num_prompt_tokens
+            if rid in forked and rid not in rows:
+                continue
             row = rows[rid]
             assert row.whole_table
             assert row.context == note.num_cached_tokens
@@ -131,7 +150,7 @@ class Driver:
 
     def commit(self) -> None:
         plan = self.flights.popleft()
-        result = StepResult(plan.step_id, None, StepSeconds(0.0)) if self.virtual else result_for(plan)
+        result = StepResult(plan.step_id, None, StepSeconds(0.0)) if self.virtual else result_for(plan, self.candidates)
         self.take(self.scheduler.commit(plan, result, self.now))
 
     def fail(self) -> None:
@@ -147,9 +166,10 @@ class Driver:
                 self.finished[output.request_id] = output
 
     def abort(self, rid: int) -> None:
-        output = self.scheduler.abort(rid, self.now)
-        if output is not None:
-            self.take([output])
+        for one in self.scheduler.together([rid]):
+            output = self.scheduler.abort(one, self.now)
+            if output is not None:
+                self.take([output])
 
     def run(self, limit: int = 10_000) -> int:
         """Until nobody lives; returns steps with rows."""

@@ -24,7 +24,7 @@ class AbortBody(BaseModel):
 
 
 def add_life_routes(app: FastAPI, service: Service) -> None:
-    """``/health``, ``/load``, ``/abort_requests`` and ``/reset_prefix_cache``."""
+    """``/health``, ``/load``, ``/debug/kv``, ``/abort_requests`` and ``/reset_prefix_cache``."""
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -50,6 +50,11 @@ def add_life_routes(app: FastAPI, service: Service) -> None:
     async def abort_requests(request: Request) -> JSONResponse:
         body = parse_body(AbortBody, await service.read_raw(request))
         return JSONResponse({"aborted": service.abort(body.request_ids)})
+
+    @app.get("/debug/kv")
+    async def debug_kv() -> JSONResponse:
+        answers = await service.client.ask("kv")
+        return JSONResponse({"engines": [{"engine": index, **answer} for index, answer in answers]})
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> JSONResponse:

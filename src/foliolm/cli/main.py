@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "chat": ("foliolm.cli.chat", "chat", "Talk to a model in the terminal, served or in this process."),
     "generate": ("foliolm.cli.generate", "generate", "Answer a file of requests in OpenAI's batch format; resumable."),
     "demo": ("foliolm.cli.demo", "demo", "Start a server, stream eight answers at once, show the times, stop it."),
+    "kv": ("foliolm.cli.kv", "kv", "Who holds a server's KV memory, what is shared, and what the cache finds."),
     "explain": ("foliolm.cli.explain", "explain", "Where a recorded run's time went, and what to change."),
     "calibrate": ("foliolm.cli.calibrate", "calibrate", "Fit the step cost to a ledger's steps, or to a vLLM log."),
     "validate": ("foliolm.cli.validate", "validate", "Measured runs again in virtual time, and how far off that is."),

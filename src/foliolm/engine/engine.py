@@ -195,13 +195,15 @@ class Engine:
         """Answer a question about the engine as a whole, or carry out an order to it.
 
         Args:
-            what: ``reset_prefix_cache`` (answer: ``blocks``, how many kept a prefix).
+            what: ``reset_prefix_cache`` (answer: ``blocks``, how many kept a prefix), or ``kv`` (who holds the memory).
 
         Raises:
             ValueError: an unknown question.
         """
         if what == "reset_prefix_cache":
             return {"blocks": self.scheduler.reset_prefix_cache()}
+        if what == "kv":
+            return self.scheduler.kv_report()
         raise ValueError(f"an engine is asked {what!r}, which it does not know")
 
     def check_invariants(self) -> list[str]:

@@ -162,4 +162,5 @@ def engine_stats(engine: Engine) -> EngineStats:
         kv_blocks_evicted=stats.evicted_blocks,
         kv_blocks_idle=stats.kv_blocks_idle,
         kv_blocks_shared=stats.kv_blocks_shared,
+        kv_unused_tokens=stats.kv_unused_tokens,
     )

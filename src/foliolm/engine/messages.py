@@ -124,6 +124,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         kv_blocks_copied: shared blocks copied since one of their holders wrote, so far.
         kv_blocks_evicted: idle blocks whose prefix gave way, so far.
         kv_blocks_idle, kv_blocks_shared: free blocks that keep a prefix, and blocks with several holders, now.
+        kv_unused_tokens: positions without a token in blocks that requests hold, now.
     """
 
     num_running: int = 0
@@ -144,6 +145,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     kv_blocks_evicted: int = 0
     kv_blocks_idle: int = 0
     kv_blocks_shared: int = 0
+    kv_unused_tokens: int = 0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):

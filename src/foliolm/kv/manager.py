@@ -74,6 +74,7 @@ class KVManager:
         self._reservations: dict[int, Reservation] = {}
         self._num_reserved = 0
         self.evicted_blocks = 0
+        self.num_held = 0  # logical blocks of all tables: a shared one counts for each of its holders
 
     @property
     def num_usable(self) -> int:
@@ -191,6 +192,7 @@ class KVManager:
             for group, pool in enumerate(self._pools)
         )
         table = BlockTable(groups, root, list(match.nodes))
+        self.num_held += len(table)
         self._tables[request_id] = table
         return table.whole()
 
@@ -203,6 +205,7 @@ class KVManager:
         """
         table = self._tables[request_id]
         self._make_one_empty(request_id, table)
+        self.num_held += 1
         added = []
         for pool, blocks in zip(self._pools, table.groups, strict=True):
             (block,) = pool.allocate(1)
@@ -221,6 +224,7 @@ class KVManager:
         if count > self.num_free:
             raise ValueError(f"{count} blocks are needed, {self.num_free} are free")
         tables = [self._tables[request_id] for request_id in request_ids]
+        self.num_held += count
         self._evict_until(count)
         for group, pool in enumerate(self._pools):
             for table, block in zip(tables, pool.allocate(count), strict=True):
@@ -269,6 +273,7 @@ class KVManager:
         if count > len(table):
             raise ValueError(f"request {parent} has {len(table)} blocks; {num_tokens} tokens are in {count}")
         self._tables[request_id] = forked(self._pools, table, count, is_public)
+        self.num_held += count
 
     def refork(self, request_id: int, parent: int, num_tokens: int) -> None:
         """Give up a request's blocks for those of another of its family: what was its own is kept for the family.
@@ -282,6 +287,7 @@ class KVManager:
         if count > len(source):
             raise ValueError(f"request {parent} has {len(source)} blocks; {num_tokens} tokens are in {count}")
         self._tables[request_id] = forked(self._pools, source, count, source.root is not None)
+        self.num_held += count - len(old)
         unheld = [pool.release(blocks) for pool, blocks in zip(self._pools, old.groups, strict=True)]
         if old.reservation is not None:
             old.reservation.left += unheld[0]
@@ -294,6 +300,14 @@ class KVManager:
     def is_shared(self, request_id: int, position: int) -> bool:
         """True if a request must not write at a position before it has a block of its own there."""
         return is_shared(self._pools, self._tables[request_id], position // self.block_size)
+
+    def holder_counts(self) -> list[int]:
+        """By used block of the first KV group: how many requests hold it."""
+        return [count for count in self._first.references[1:] if count]
+
+    def prefix_roots(self) -> list[tuple[Hashable, Node]]:
+        """(adapter and salt, first block) of every known prefix."""
+        return self._prefixes.firsts()
 
     def holders(self, block: int) -> int:
         """How many requests hold a block of the first KV group."""
@@ -379,6 +393,7 @@ class KVManager:
         table = self._tables.pop(request_id, None)
         if table is None:
             return 0
+        self.num_held -= len(table)
         unheld = [pool.release(blocks, fence) for pool, blocks in zip(self._pools, table.groups, strict=True)]
         if table.reservation is not None:
             self._give_back(request_id, table.reservation, unheld[0])
@@ -443,6 +458,8 @@ class KVManager:
             )
         if len({(pool.num_empty, pool.num_idle, pool.num_fenced) for pool in self._pools}) > 1:
             found.append("the groups' pools have different room")
+        if self.num_held != sum(map(len, self._tables.values())):
+            found.append(f"tables have {sum(map(len, self._tables.values()))} blocks, {self.num_held} were counted")
         reserved = sum(reservation.left for reservation in self._reservations.values())
         if reserved != self._num_reserved or not 0 <= reserved <= self._first.num_free:
             found.append(f"{reserved} blocks are reserved, {self._num_reserved} counted, {self._first.num_free} free")

@@ -95,6 +95,10 @@ class PrefixIndex:
             self.generation += 1
         return node
 
+    def firsts(self) -> list[tuple[Hashable, Node]]:
+        """(root's key, node) of the first blocks of all prefixes."""
+        return [(key, node) for key, root in self._roots.items() for node in root.children.values()]
+
     def holds(self, node: Node) -> bool:
         """True while a node is in the tree."""
         return bool(node.blocks) and self._of_block.get(node.blocks[0]) is node

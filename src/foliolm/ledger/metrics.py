@@ -66,6 +66,8 @@ class StatsLike(Protocol):
     def kv_blocks_idle(self) -> int: ...  # noqa: D102
     @property
     def kv_blocks_shared(self) -> int: ...  # noqa: D102
+    @property
+    def kv_unused_tokens(self) -> int: ...  # noqa: D102
 
 
 class OutputsLike(Protocol):
@@ -99,6 +101,9 @@ class Metrics:
         self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all of them.")
         self.host_pool_usage_perc = self._gauge("host_pool_usage_perc", "Host slots for KV in use; 1 means all.")
         self.kv_blocks_idle = self._gauge("kv_blocks_idle", "Free KV blocks that keep a prefix.")
+        self.kv_unused_tokens = self._gauge(
+            "kv_unused_tokens", "Positions without a token in KV blocks that requests hold; at most p − 1 a request."
+        )
         self.kv_blocks_shared = self._gauge("kv_blocks_shared", "KV blocks that several requests hold.")
         self.counters = {
             name: Counter(f"foliolm:{name}", text, labels, registry=self.registry)
@@ -182,6 +187,7 @@ class Metrics:
         self.host_pool_usage_perc.labels(*labels).set(host)
         self.kv_blocks_idle.labels(*labels).set(stats.kv_blocks_idle)
         self.kv_blocks_shared.labels(*labels).set(stats.kv_blocks_shared)
+        self.kv_unused_tokens.labels(*labels).set(stats.kv_unused_tokens)
         for name in (
             "prompt_forked_tokens",
             "kv_blocks_copied",

@@ -158,7 +158,8 @@ class Admission:
         if awaited is not None:
             return Attempt(Outcome.SKIP, awaited, Closed.EMPTY)
         needed = self._kv.blocks_for(request.num_tokens) - len(match.nodes) + match.num_idle
-        if family is not None:
+        # With nobody running, room for copies too could be asked for in vain; then siblings do not fork.
+        if family is not None and (num_running or family.beam is not None):
             needed += family.spare_blocks(self._kv)
         available = self._kv.num_free
         if needed + headroom > available:

@@ -70,7 +70,8 @@ def check_search(request: EngineRequest, limit: int, kv: KVManager, max_num_seqs
         return
     if beam.width > max_num_seqs:
         raise RequestError(
-            f"the search keeps {beam.width} hypotheses; at most {max_num_seqs} sequences run at once (--max-num-seqs)",
+            f"the search keeps {beam.width} hypotheses (best_of, else n); at most {max_num_seqs} sequences run at once "
+            "(--max-num-seqs)",
             "best_of",
         )
     needed = search_blocks(beam, prompt, limit, kv)

@@ -21,6 +21,8 @@ def like_steps(state: SchedulerState, is_full: bool) -> int:
     decodes, kv = state.decodes, state.kv
     if not decodes or state.prefilling or state.flights or state.swap_notes:
         return 0
+    if state.forked or state.searches:
+        return 0  # blocks are copied, or come out of a reservation
     if len(state.waiting) and not is_full:
         return 0
     count = decodes.next_end() - decodes.tick

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from foliolm.core.errors import QueueFullError
 from foliolm.core.plan import StepPlan
@@ -17,6 +18,7 @@ from foliolm.scheduler.commit import Committer
 from foliolm.scheduler.forecast import Forecaster
 from foliolm.scheduler.leaps import leap, like_steps
 from foliolm.scheduler.families import Family, check_search, join_family
+from foliolm.scheduler.kv_report import kv_report
 from foliolm.scheduler.planner import Planner
 from foliolm.scheduler.request import Request
 from foliolm.scheduler.state import SchedulerState
@@ -39,6 +41,7 @@ class SchedulerStats:
         swap_out_bytes, swap_in_bytes: moved to the host and back, totals.
         host_blocks_total, host_blocks_used: slots of the host pool, and those in use.
         kv_blocks_shared: blocks that more than one request holds.
+        kv_unused_tokens: positions in blocks that requests hold with no token in them; at most p − 1 a request.
         forked_tokens: prompt tokens that siblings took over from one another, total.
         copied_blocks: shared blocks that were copied since one of their holders wrote, total.
     """
@@ -61,6 +64,7 @@ class SchedulerStats:
     host_blocks_total: int = 0
     host_blocks_used: int = 0
     kv_blocks_shared: int = 0
+    kv_unused_tokens: int = 0
     forked_tokens: int = 0
     copied_blocks: int = 0
 
@@ -235,9 +239,14 @@ class Scheduler:
             host_blocks_total=state.swap.pool.num_slots,
             host_blocks_used=state.swap.pool.num_used,
             kv_blocks_shared=kv.num_shared_blocks,
+            kv_unused_tokens=state.unused_tokens,
             forked_tokens=state.counters.forked_tokens,
             copied_blocks=state.counters.copied_blocks,
         )
+
+    def kv_report(self) -> dict[str, Any]:
+        """Who holds the KV memory, and what it keeps; see ``kv_report.kv_report``. O(blocks + requests)."""
+        return kv_report(self._state)
 
     def reset_prefix_cache(self) -> int:
         """Forget every shared prefix; running requests keep their blocks. Returns how many blocks kept one."""

@@ -117,6 +117,14 @@ class SchedulerState:
         return len(self.waiting) + len(self.parked)
 
     @property
+    def unused_tokens(self) -> int:
+        """Positions in blocks that requests hold with no token in them. O(prompts being computed)."""
+        tokens = self.decodes.context_tokens + sum(request.num_tokens for request in self.prefilling.values())
+        for flight in self.flights:
+            tokens += sum(request.num_computed for request in flight.ending if request.state is State.ENDING)
+        return self.kv.num_held * self.config.block_size - tokens
+
+    @property
     def num_running(self) -> int:
         """Requests that take part in steps to come."""
         return len(self.prefilling) + len(self.decodes)
