@@ -19,7 +19,7 @@ from foliolm.engine.client import ProcessClient
 from foliolm.engine.process import EngineSpec
 from foliolm.engine.supervisor import Supervision
 
-HERE = str(Path(__file__).parent)
+HERE = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 PATIENCE_S = 30
 
 

@@ -56,7 +56,7 @@ def test_families_in_pools_too_small_read_nobody_elses_kv(depth):
     """Random siblings and searches, aborts, failing steps, resets, both treatments, and steps in flight."""
     rng = random.Random(f"families {depth}")
     steps = copies = forks = preempted = searched = 0
-    while steps < 3_000:
+    while steps < 3_000 or min(copies, forks, preempted, searched) <= 25:
         settings = random_sharing_settings(rng)
         settings["enable_prefix_caching"] = rng.random() < 0.7
         settings["block_size"] = rng.choice([2, 4])
@@ -108,11 +108,10 @@ def test_families_in_pools_too_small_read_nobody_elses_kv(depth):
             assert produced == [token_for(rid, prompt + index) for index in range(len(produced))]
         stats = scheduler.stats()
         assert stats.kv_blocks_shared == stats.kv_unused_tokens == 0
-        steps += stats.num_steps
+        steps += min(stats.num_steps, 300)  # a few long runs must not stand for many
         copies += stats.copied_blocks
         forks += stats.forked_tokens
         preempted += stats.num_preemptions
-    assert min(copies, forks, preempted, searched) > 25, "the cases were too easy"
 
 
 @pytest.mark.parametrize("beam", [None, BeamSearch(4)])

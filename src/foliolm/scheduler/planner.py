@@ -93,10 +93,10 @@ class Planner:
         """The next step. One without rows need not be run: there is nothing to do, or nothing until a commit."""
         draft = _Draft(self._step_id + 1, now)
         self._state.waiting.now = now
-        if self._state.served is not None and len(self._state.waiting):
-            self._yield_turn(draft)
         if self._state.searches and self._state.flights:
             return self._seal(draft)  # what hypotheses live on is known once the step in flight is committed
+        if self._state.served is not None and len(self._state.waiting):
+            self._yield_turn(draft)
         if self._prompts_apart:
             if self._prompts_may_run(draft):
                 self._plan_prompts(draft, self._config.max_num_batched_tokens)
