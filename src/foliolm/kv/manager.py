@@ -229,6 +229,7 @@ class KVManager:
         for group, pool in enumerate(self._pools):
             for table, block in zip(tables, pool.allocate(count), strict=True):
                 table.groups[group].append(block)
+
     def _make_one_empty(self, request_id: int, table: BlockTable) -> None:
         """An empty block for a table, out of its reservation if it has one."""
         reservation = table.reservation

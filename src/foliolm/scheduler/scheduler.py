@@ -15,10 +15,10 @@ from foliolm.core.result import StepResult
 from foliolm.kv import KVManager
 from foliolm.scheduler.admission import check_possible, token_limit
 from foliolm.scheduler.commit import Committer
-from foliolm.scheduler.forecast import Forecaster
-from foliolm.scheduler.leaps import leap, like_steps
 from foliolm.scheduler.families import Family, check_search, join_family
+from foliolm.scheduler.forecast import Forecaster
 from foliolm.scheduler.kv_report import kv_report
+from foliolm.scheduler.leaps import leap, like_steps
 from foliolm.scheduler.planner import Planner
 from foliolm.scheduler.request import Request
 from foliolm.scheduler.state import SchedulerState
