@@ -13,7 +13,10 @@ import pytest
 from scripted_server import ScriptedServer, event, stream, whole
 from typer.testing import CliRunner
 
+from foliolm.bench.prompts import Contents
 from foliolm.cli.main import build_app
+from foliolm.core.errors import ConfigError
+from foliolm.simulate.workload.item import Item
 from support.cli import refusal, run_json, run_text
 
 KEYS = (
@@ -308,3 +311,42 @@ def test_a_client_that_is_too_slow_says_so(monkeypatch):
 )
 def test_wrong_input_is_one_sentence(words, said):
     assert said in refusal("bench", *words)
+
+
+def test_numbers_are_printed_whatever_fails_after_them(monkeypatch, tmp_path):
+    def fails(*_):
+        raise ConfigError("the disk is full")
+
+    monkeypatch.setattr("foliolm.bench.record.write_record", fails)
+    with ScriptedServer() as server:
+        said, err = bench(
+            server.url, code=1, rate=500, requests=3, input_len=8, output_len=2, record=tmp_path / "sent.jsonl"
+        )
+    assert said["requests"] == 3
+    assert "the disk is full" in err
+
+
+def test_a_trace_that_goes_wrong_later_on_ends_the_run_with_its_numbers(tmp_path):
+    from foliolm.bench.play import AHEAD_REQUESTS
+
+    trace = tmp_path / "bad.jsonl"
+    good = [json.dumps({"time_s": n / 1000, "input_tokens": 4, "output_tokens": 1}) for n in range(AHEAD_REQUESTS + 5)]
+    trace.write_text("\n".join([*good, '{"time_s": 9, "input_tokens": "many"}']))
+    with ScriptedServer() as server:
+        said, err = bench(server.url, code=1, trace=trace, format="jsonl")
+    assert said["requests"] == len(good)
+    assert "input_tokens" in said["broken_off"]
+    assert "could not be read to its end" in err
+
+
+def test_prompts_share_exactly_what_contents_share():
+    contents = Contents(3, 1000, 30000)
+    one = Item(0, 40, 4, ((7, 16), (8, 16)))
+    other = Item(0, 60, 4, ((7, 16), (9, 16)))
+    a, b = contents.units(one, 1, 40), contents.units(other, 2, 60)
+    assert a[:16] == b[:16]
+    assert sum(x == y for x, y in zip(a[16:], b[16:], strict=False)) <= 2
+    assert contents.units(one, 1, 40) == a
+    assert contents.units(one, 3, 40)[:32] == a[:32] != Contents(4, 1000, 30000).units(one, 1, 40)[:32]
+    assert contents.units(one, 3, 40)[32:] != a[32:]
+    assert len(set(contents.units(Item(0, 5000, 1), 5, 5000))) > 4000

@@ -20,10 +20,13 @@ def check_writable(path: Path) -> None:
     Raises:
         ConfigError: it cannot.
     """
+    if path.is_dir():
+        raise ConfigError(f"--record {path} is a folder; it must be a file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a"):
-            pass
+        draft = _draft(path)
+        draft.touch()
+        draft.unlink()
     except OSError as error:
         raise ConfigError(f"--record {path}: {error.strerror or error}") from None
 
@@ -38,7 +41,7 @@ def write_record(path: Path, answers: Iterable[Answer], start_ns: int) -> int:
         ConfigError: it cannot be written.
     """
     ordered = sorted(answers, key=lambda answer: (answer.due_ns, answer.number))
-    draft = path.with_name(path.name + ".partial")
+    draft = _draft(path)
     try:
         with draft.open("w", encoding="utf-8") as file:
             for answer in ordered:
@@ -47,6 +50,10 @@ def write_record(path: Path, answers: Iterable[Answer], start_ns: int) -> int:
     except OSError as error:
         raise ConfigError(f"--record {path}: {error.strerror or error}") from None
     return len(ordered)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
 
 
 def _line(answer: Answer, start_ns: int) -> dict[str, Any]:

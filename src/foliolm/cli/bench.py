@@ -13,7 +13,7 @@ import typer
 from foliolm.cli.flags import with_flags
 from foliolm.cli.planning.options import KVCacheDtype, MaybeDevice, MaybeModel, Quantization, TensorParallel
 from foliolm.cli.simulating.setup import ENGINE_FLAGS, WORKLOAD_FLAGS
-from foliolm.core.errors import ConfigError
+from foliolm.core.errors import ConfigError, FolioError
 
 if TYPE_CHECKING:
     from foliolm.bench.dialect import Dialect
@@ -96,12 +96,24 @@ def _bench(
         forecast = _Forecast(described, settings)
     dialect, played = asyncio.run(plan.run(options, None if forecast is None else forecast.prepare))
     numbers = {"url": address.url, "endpoint": endpoint, "model": dialect.model, **report(played, dialect)}
-    if record is not None:
-        _say(f"{write_record(record, played.answers, played.start_ns)} requests written to {record}")
+    # From here on there are numbers: whatever else fails, they are printed.
+    lost = False
+    try:
+        if record is not None:
+            _say(f"{write_record(record, played.answers, played.start_ns)} requests written to {record}")
+    except ConfigError as error:
+        lost = True
+        _say(str(error))
     if forecast is not None:
-        numbers["predicted"] = None if played.interrupted else forecast.run(options, seed)
-        predicted = numbers["predicted"]
-        numbers["difference"] = None if predicted is None else difference(numbers, predicted)
+        predicted = None
+        try:
+            predicted = None if played.interrupted else forecast.run(options, seed)
+        except FolioError as error:
+            lost = True
+            _say(f"the prediction failed: {error}")
+        whole = predicted is not None and not predicted["interrupted"]
+        numbers["predicted"] = predicted
+        numbers["difference"] = difference(numbers, predicted) if predicted is not None and whole else None
     from foliolm.cli.benching.text import print_bench, warnings_of
 
     for line in warnings_of(numbers):
@@ -112,7 +124,7 @@ def _bench(
         print_bench(numbers)
     if played.interrupted:
         raise typer.Exit(130)
-    if numbers["failed"] or numbers["checks"] or numbers["broken_off"]:
+    if numbers["failed"] or numbers["checks"] or numbers["broken_off"] or lost:
         raise typer.Exit(1)
 
 

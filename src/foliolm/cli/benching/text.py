@@ -55,7 +55,7 @@ def print_bench(numbers: Mapping[str, Any]) -> None:
         table.add_row(SPREADS[key], *(seconds(value) for value in numbers[key].values()))
         if predicted is not None:
             table.add_row("  predicted", *(seconds(value) for value in predicted[key].values()), style="dim")
-            off = numbers["difference"][key].values()
+            off = (numbers["difference"] or {}).get(key, {}).values()
             table.add_row("  difference", *("—" if value is None else f"{value:+.1%}" for value in off), style="dim")
     console.print(table)
     console.print(_sentence(numbers), highlight=False, markup=False, soft_wrap=True)
