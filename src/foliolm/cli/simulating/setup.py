@@ -23,10 +23,11 @@ ENGINE_FLAGS = FlagGroup(
     "settings",
     EngineConfig,
     "Engine, as for serve",
-    # What has no meaning where no weights are read and no text is made.
+    # What has no meaning where no weights are read and no text is made, or is said of the described model instead.
     frozenset(
         {"model", "served_model_name", "load_format", "dtype", "device", "num_threads", "generation_config"}
         | {"chat_template", "tool_call_parser", "self_calibration", "step_cost", "seed", "ledger"}
+        | {"quantization", "kv_cache_dtype", "kernels"}
     ),
 )
 
