@@ -116,11 +116,12 @@ class Committer:
         if len(tokens) != plan.num_rows:
             raise ValueError(f"step {plan.step_id} has {plan.num_rows} rows, its result has {len(tokens)}")
         requests, logprobs, errors, ended = self._state.requests, result.logprobs, result.errors, result.ended
-        if self._state.searches:
+        searching = bool(self._state.searches)
+        if searching:
             outputs.extend(self._advance_searches(plan, result, now))
         for index, rid in enumerate(plan.decodes.request_ids):
             request = requests.get(rid)
-            if request is None or is_search(request):
+            if request is None or (searching and is_search(request)):
                 continue
             if errors and index in errors:
                 outputs.append(self.finish(request, FinishReason.ERROR, now, error=errors[index]))
