@@ -1,6 +1,6 @@
 """How well a run is foreseen: this engine on this machine, simulated and measured, below, near and above saturation.
 
-    python benchmarks/sim_vs_real.py [--scale 1.0] [--repeats 3] [--loads 0.5,0.8,1.1] [--json]
+    python benchmarks/sim_vs_real.py [--scale 1.0] [--repeats 3] [--loads 0.5,0.8,1.1] [--kernels auto] [--json]
 
 ``foliolm serve`` with the embedded model and its ledger; three closed loops of one workload, from whose steps
 ``foliolm calibrate`` fits the step cost; then 200 mixed requests of another workload (open loop, Poisson) at shares of
@@ -16,6 +16,7 @@ throughput 5%, median TTFT and TPOT 10%, their P99 20%. The client shares the ma
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -27,7 +28,10 @@ from pathlib import Path
 
 from serve import server
 
+from foliolm.cli.planning.options import model_shape
+from foliolm.ledger.accounts import ModelAccount
 from foliolm.ledger.cost_file import load_cost
+from foliolm.plan.setting import Setting
 from foliolm.weights.store import pull
 
 ENGINE = ["--max-num-seqs=16", "--max-model-len=1024", "--max-num-batched-tokens=256"]
@@ -56,24 +60,35 @@ def foliolm(*words: object) -> dict:
 
 
 def describe(cost: Path, folder: Path) -> list[str]:
-    """The simulated engine's flags: the served file in the served number type, on a device with the cost's rates."""
-    files = pull("smollm2-135m")
+    """The simulated engine's flags: the served file in the number types that were served, on a device with the cost's
+    rates."""
+    source = str(pull("smollm2-135m").source)
     held = load_cost(cost).cost
+    tflops = held.flops / 1e12
     device = {
         "id": "this-machine",
         "name": "where the steps were measured",
         "kind": "cpu",
         "memory_gb": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30,
         "bandwidth_gbps": held.bandwidth / 1e9,
-        "fp32_tflops": held.flops / 1e12,
+        "fp32_tflops": tflops,
+        "bf16_tflops_dense": tflops,
         "confidence": "measured",
         "source": "the ledger's step cost",
     }
     path = folder / "device.json"
     path.write_text(json.dumps(device))
-    assert files.gguf is not None
-    model = ["--model", str(files.source), "--quantization", "float32", "--kv-cache-dtype", "float32"]
-    return [*model, "--device", str(path), "--cost", str(cost), *ENGINE]
+    return ["--model", source, *number_types(source, held.model), "--device", str(path), "--cost", str(cost), *ENGINE]
+
+
+def number_types(source: str, served: ModelAccount) -> list[str]:
+    """The flags under which the file's account is the served engine's, whose kernels chose the types."""
+    shape = model_shape(source)
+    for quantization, kv in itertools.product((None, "float32", "bfloat16", "int8"), ("int8", "bfloat16", "float32")):
+        if Setting(shape=shape, quantization=quantization, kv_cache_dtype=kv).account == served:
+            weights = [] if quantization is None else ["--quantization", quantization]
+            return [*weights, "--kv-cache-dtype", kv]
+    raise SystemExit(f"no number types give the served engine's account: {served}")
 
 
 def value(numbers: dict, key: str, part: str | None) -> float:
@@ -103,12 +118,13 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="more or fewer requests")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--loads", default="0.5,0.8,1.1", help="shares of saturation")
+    parser.add_argument("--kernels", default="auto", help="of the served engine")
     parser.add_argument("--json", action="store_true", help="one line of JSON on stdout")
     args = parser.parse_args()
     requests = max(4, round(REQUESTS * args.scale))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        flags = [*ENGINE, "--no-self-calibration", "--ledger", str(folder / "books")]
+        flags = [*ENGINE, f"--kernels={args.kernels}", "--no-self-calibration", "--ledger", str(folder / "books")]
         with server(flags) as (host, port, _):
             url = f"http://{host}:{port}"
             for senders, count in CLOSED:
