@@ -46,7 +46,7 @@ types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
 
 bench: setup ## the benchmarks' figures, as JSON lines
-	for name in scheduler batching serve predict itl_target explain_effects batch_curve; do $(BIN)/python benchmarks/$$name.py --json || exit 1; done
+	for name in scheduler batching serve predict itl_target explain_effects batch_curve explain_speed; do $(BIN)/python benchmarks/$$name.py --json || exit 1; done
 	for name in b16 mix32; do $(BIN)/python benchmarks/offline.py --workload $$name --compare transformers --json || exit 1; done
 
 clean: ## remove the virtual environment and caches
