@@ -372,11 +372,17 @@ def _load_native(config: EngineConfig, files: ModelFiles, library: Library) -> N
         if value == "float16":
             raise ConfigError(f"{flag} is 'float16'; native kernels have float32, bfloat16 and int8 (--kernels torch)")
     as_stored = config.quantization == "auto" and config.dtype == "auto"
-    weights = "int8"
-    if config.quantization == "none" or (config.quantization == "auto" and not as_stored):
-        weights = "float32" if config.dtype == "auto" else config.dtype
+    # Without a rotation, 8 bits a channel miss the bound on quality (benchmarks/quality.py): nobody gets them unasked.
+    weights = "bfloat16" if as_stored and files.shape.weight_dtype == "bfloat16" else "float32"
+    if config.quantization == "int8":
+        weights = "int8"
+    elif config.dtype != "auto":
+        weights = config.dtype
+    stored = files.shape.weight_dtype
+    quantised = weights == "int8" or (as_stored and stored not in ("float32", "float16", "bfloat16"))
     kept = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-    kv_dtype = kept[weights if config.kv_cache_dtype == "auto" else config.kv_cache_dtype]
+    kv = ("int8" if quantised else weights) if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_dtype = kept[kv]
     if files.format == "dummy":
         return dummy_native(library, files.shape, weights=weights, kv_dtype=kv_dtype, num_tokens=files.num_tokens)
     with torch.inference_mode():

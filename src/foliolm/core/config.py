@@ -31,8 +31,8 @@ class EngineConfig:
         load_format: ``auto``, ``safetensors``, ``gguf``, or ``dummy`` (random weights from the shape alone).
         dtype: of weights and activations; ``auto``: the fastest that the device computes natively.
         device: ``cpu``, ``cuda``, or ``auto``.
-        quantization: ``int8``, ``none``, or ``auto``: on native kernels the fastest that keeps quality (GGUF weights of
-            4 and 8 bits as they are stored, others as int8), unless dtype says otherwise.
+        quantization: ``int8``, ``none``, or ``auto``: on native kernels as the weights are stored (GGUF's 4 and 8 bits,
+            bfloat16, else float32), unless dtype says otherwise.
         kv_cache_dtype: of keys and values: ``float32``, ``bfloat16``, ``float16``, ``int8``, or ``auto``: int8 beside
             quantised weights, else as dtype.
         kernels: on a CPU ``native`` (the best that it has), ``avx512-vnni``, ``avx2`` or ``portable``; ``torch``; or
