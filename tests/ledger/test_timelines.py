@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from foliolm.core.request import FinishReason
 from foliolm.core.timeline import PARTS, HttpStamps, RequestTimeline, with_http
 from foliolm.ledger.host_link import HostLink
-from foliolm.simulate.run import Arrival, run_arrivals
+from foliolm.simulate.run import Arrival, SimulationError, run_arrivals
 from support.books import MS, NaiveBooks, real_cost, round_cost, virtual_engine
 from support.script import request
 
@@ -228,8 +228,10 @@ def test_a_failed_step_is_booked_as_a_step():
         return handle
 
     engine.executor.submit = failing
-    (line,) = timelines(engine, clock, [Arrival(0, request(1, 4, 3, arrival=0))]).values()
-    assert dict(line.parts) == {"own_prefill": 6 * MS, "own_decode": 3 * MS}
+    with pytest.raises(SimulationError, match="request 1"):
+        run_arrivals(engine, clock, [Arrival(0, request(1, 4, 3, arrival=0))])
+    (record,) = engine.ledger.requests
+    assert dict(record.timeline.parts) == {"own_prefill": 6 * MS, "own_decode": 3 * MS}
 
 
 def test_swaps_are_named_and_the_parts_still_sum_to_the_whole():

@@ -328,7 +328,9 @@ class Service:
             await start
         except asyncio.CancelledError:
             start.cancel()
-            if left:
+            task = asyncio.current_task()
+            # Who cancels this task (the end of a batch) must not be told that a client left.
+            if left and not (task is not None and task.cancelling()):
                 raise ClientDisconnect from None
             raise
 

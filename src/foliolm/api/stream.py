@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -119,11 +120,12 @@ class EventStream(Response):
     async def _comment(self, comments: Comments, send: Send) -> None:
         was = comments.state()
         while True:
-            turned = await _within(comments.turn, comments.every_s)
+            await _within(comments.turn, comments.every_s)
             comments.turn.clear()
             state = comments.state()
-            # The first admission is no news: tokens follow. That a stream pauses, and goes on, is.
-            changed = turned and state != was and "preempted" in (state, was)
+            # The first admission is no news: tokens follow. That a stream pauses, and goes on, is, also where the turn
+            # came at the same time as a sign of life was due.
+            changed = state != was and "preempted" in (state, was)
             was = state
             silent = bool(comments.every_s) and time.monotonic() - self._sent_s >= comments.every_s * 0.99
             # While a chunk is on its way the reader is slow, and not in want of signs of life.
@@ -133,14 +135,11 @@ class EventStream(Response):
                 self._sent_s = time.monotonic()
 
 
-async def _within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, for at most so many seconds (0: for ever); False where it did not come."""
-    try:
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, for at most so many seconds (0: for ever)."""
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds or None):
             await event.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 async def disconnected(receive: Receive) -> None:
