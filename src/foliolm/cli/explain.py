@@ -47,9 +47,8 @@ def explain(
     if folder is None:
         raise ConfigError("name a ledger's folder (what serve --ledger wrote), or ask for --batch-curve")
     from foliolm.ledger.explain import explain as work_out
-    from foliolm.ledger.reading import newest_run
 
-    run = newest_run(folder, engine)
+    run = _read(folder, engine)
     if perfetto is not None:
         from foliolm.ledger.perfetto import trace_events
 
@@ -69,6 +68,20 @@ def explain(
     from foliolm.cli.explaining.text import print_run
 
     print_run(run, said, advised, why_not)
+
+
+def _read(folder: Path, engine: int | None) -> LedgerRun:
+    import gc
+
+    from foliolm.ledger.reading import newest_run
+
+    # Books are hundreds of thousands of records without cycles; collection would look at them again and again.
+    gc.disable()
+    try:
+        return newest_run(folder, engine)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _advise(run: LedgerRun) -> tuple[Advised | None, str]:
