@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from foliolm.core.record import StepRecord
     from foliolm.ledger.ledger import Ledger
 
-LEAST_CHUNK = 16
+LEAST_CHUNK = 4
 """Prompt tokens that a step takes even where the streams alone miss the target: a prompt must get on."""
 MEMORY = 0.15
 """Weight of the newest step in the running ratio of measured to predicted time."""
 MOST_CORRECTION = 4.0
 TOLERANCE = 1.25
 """A gap keeps its target while it is below this multiple; steps are sized so that nearly all are."""
-SPREADS = 3.0
-"""Mean absolute deviations above the mean below which nearly all steps lie: 95% of normal ones lie below 2.06, and mean
-and deviation are themselves learnt from a handful of steps."""
+SPREADS = 4.0
+"""Mean absolute deviations above the mean below which nearly all steps lie, as RFC 6298 has it: 95% of normal ones lie
+below 2.06, but mean and deviation are themselves learnt from a handful of steps."""
 
 
 class TargetChunks:
