@@ -2,9 +2,10 @@
 
     python benchmarks/explain_effects.py [--scale 1.0] [--repeats 2] [--run NAME] [--json]
 
-Three runs are recorded (a long prompt among streams, a pool too small, too many sequences). For each, the best
-suggestion's changed settings serve the same arrivals for real; predicted and measured change of its goal are printed,
-and by how much the goal itself varies between repeats of the unchanged run.
+Three runs are recorded (a long prompt among streams, a pool too small, too many sequences). For each suggestion, the
+changed settings serve the same arrivals for real; predicted and measured change of every goal are printed, by how much
+it varies between repeats of the unchanged run, and whether the suggestion's own goal was ``foreseen``: of the same
+sign, and within 25% of the measured change or within the repeats' spread.
 """
 
 from __future__ import annotations
@@ -47,6 +48,24 @@ def record(model: str, settings: dict, jobs: list[Job]) -> Recorded:
         return recorded(newest_run(Path(folder)))
 
 
+def compared(goal: str, predicted: float, before: list[Recorded], after: list[Recorded]) -> dict[str, float]:
+    """Relative changes of one metric."""
+    old = [getattr(run.metrics, goal) for run in before]
+    new = [getattr(run.metrics, goal) for run in after]
+    return {
+        "predicted": round(predicted, 3),
+        "measured": round(statistics.median(new) / statistics.median(old) - 1, 3),
+        "repeat_spread": round((max(old) - min(old)) / statistics.median(old), 3),
+    }
+
+
+def foreseen(change: dict[str, float]) -> bool:
+    """Whether a prediction has the sign and about the size of what was measured."""
+    miss = abs(change["predicted"] - change["measured"])
+    near = miss <= max(0.25 * abs(change["measured"]), change["repeat_spread"])
+    return near and change["predicted"] * change["measured"] > 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
@@ -65,22 +84,17 @@ def main() -> None:
             report[name] = None
             say(f"{name}: no advice")
             continue
-        best = advised.advice[0]
-        flag = best.flags.partition(" ")[0].removeprefix("--").replace("-", "_")
-        value = best.after if flag == "itl_target_ms" else (True if flag.startswith("enable") else int(best.after))
-        # What the metrics were is read at the same place in every repeat; alternating would need two engines at once.
-        after = [record(args.model, {**settings, flag: value}, jobs) for _ in range(args.repeats)]
-        goals = {}
-        for goal in GOALS:
-            old = [getattr(run.metrics, goal) for run in before]
-            new = [getattr(run.metrics, goal) for run in after]
-            goals[goal] = {
-                "predicted": round(best.effect[goal], 3),
-                "measured": round(statistics.median(new) / statistics.median(old) - 1, 3),
-                "repeat_spread": round((max(old) - min(old)) / statistics.median(old), 3),
-            }
-        report[name] = {"change": best.flags, "goal": best.goal, **goals}
-        say(f"{name}: {report[name]}")
+        report[name] = []
+        for advice in advised.advice:
+            flag = advice.flags.partition(" ")[0].removeprefix("--").replace("-", "_")
+            enables = flag.startswith("enable")
+            value = advice.after if flag == "itl_target_ms" else (True if enables else int(advice.after))
+            # What the metrics were is read at the same place in every repeat; alternating would need two engines.
+            after = [record(args.model, {**settings, flag: value}, jobs) for _ in range(args.repeats)]
+            goals = {goal: compared(goal, advice.effect[goal], before, after) for goal in GOALS}
+            of_goal = goals[advice.goal]
+            report[name].append({"change": advice.flags, "goal": advice.goal, "foreseen": foreseen(of_goal), **goals})
+            say(f"{name}: {report[name][-1]}")
     print(json.dumps(report) if args.json else json.dumps(report, indent=1))
 
 
