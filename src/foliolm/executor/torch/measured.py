@@ -129,6 +129,6 @@ def _shapes(tokens: int, seqs: int, length: int) -> list[list[tuple[int, int]]]:
     prompts += [[(chunk, min(512, length - chunk))] for chunk in chunks[-2:] if length > chunk]
     batch = max(1, min(4, seqs - 1, tokens - 16))
     mixed = [[(1, context)] * batch + [(min(64, tokens - batch), 0)] for context in (short, long)]
-    # The sizes that matter most come first, should the time not suffice for all.
     mixed = mixed if seqs > 1 and tokens > batch + 1 else []
-    return [*decodes[::4], *prompts[::2], *mixed, *decodes[1::2], *prompts[1::2], *decodes[2::4]]
+    # Should the time not suffice for all: most steps are decodes, and short; one long prompt can use the time up.
+    return [*decodes, *prompts[:2], *mixed, *prompts[2:]]
