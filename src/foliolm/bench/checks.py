@@ -39,7 +39,7 @@ class Counted:
 
 @dataclass(slots=True)
 class Verdict:
-    """Errors and wrong answers by kind, in the order in which they were met."""
+    """Errors and wrong answers by kind, in the order of the requests that show them first."""
 
     errors: dict[str, Counted] = field(default_factory=dict)
     checks: dict[str, Counted] = field(default_factory=dict)
@@ -49,12 +49,13 @@ def judge(answers: Iterable[Answer], sends_ids: bool, ignores_eos: bool) -> Verd
     """Go through all answers.
 
     Args:
-        answers: that ended.
+        answers: that ended, in any order.
         sends_ids: prompts were token ids, so that their number is known.
         ignores_eos: the server was told to go on to the length asked for.
     """
     verdict = Verdict()
-    for answer in answers:
+    # By number, not as they ended: two runs in which the same things go wrong say the same of them.
+    for answer in sorted(answers, key=lambda answer: answer.number):
         if answer.error:
             verdict.errors.setdefault(answer.error, Counted()).add(answer.message)
             continue
