@@ -120,19 +120,27 @@ class Treatments:
         return Treatment(victim, False, "host_full" if wanted else "recompute", computed, predicted)
 
     def _recompute_s(self, victim: Request, computed: int, back: int) -> float:
-        """Seconds that the others' steps take longer while it is computed again, less what the cache gives back."""
+        """Seconds that the others' steps take longer because it is computed again, less what the cache gives back.
+
+        The difference between computing all its tokens from what the cache gives back and from where it stands: what
+        of its prompt is still to come, and the step for its next token, are to be paid either way, and a few tokens
+        more in a chunk that reads its whole context anyway cost little.
+        """
         assert self._prices is not None
         decodes = self._state.decodes
         count, context = len(decodes), decodes.context_tokens
         if victim.state is State.DECODING:
             count, context = count - 1, context - computed
-        return self._prices.recompute(computed, back, count, context)
+        to_compute = max(victim.num_tokens, computed + 1)
+        again = self._prices.recompute(to_compute, back, count, context)
+        return max(0.0, again - self._prices.recompute(to_compute, computed, count, context))
 
     def _given_back(self, victim: Request, computed: int) -> int:
         """Tokens that the prefix cache is likely to give back when it returns.
 
         What others hold stays. Its own published blocks become idle, the newest of all idle ones: until some running
-        request ends and makes room for it, the others grow into what is free now, and then into these, tail first.
+        request ends and makes room for it, the others grow into what is free, which its blocks without a whole block's
+        tokens now are too (most of them, where its prompt is being computed), and then into these, tail first.
         """
         kv = self._state.kv
         size = self._config.block_size
@@ -145,7 +153,7 @@ class Treatments:
         growth = sum(
             max(0, kv.blocks_for(request.offset + first_end + 1) - kv.holds(request.request_id)) for request in others
         )
-        lost = max(0, growth - kv.num_free)
+        lost = max(0, growth - kv.num_free - (kv.holds(victim.request_id) - published))
         return min(computed, size * max(shared, published - lost))
 
     def _computed(self, request: Request) -> int:
