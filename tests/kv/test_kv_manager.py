@@ -94,7 +94,7 @@ def test_problems_finds_a_holder_that_is_not_live_and_a_wrong_count():
     kv.allocate(1, 8)
     assert kv.problems({1}) == []
     assert "not live" in kv.problems(set())[0]
-    kv._first.references[1] += 1
+    kv._first.share([1])
     assert any("tables hold it 1 times" in problem for problem in kv.problems({1}))
 
 

@@ -44,7 +44,7 @@ class SwapMachine(RuleBasedStateMachine):
         for group, blocks in enumerate(self.kv.table(rid)):
             for index in range(first // SIZE, (last - 1) // SIZE + 1):
                 place = group, blocks[index]
-                assert self.kv._first.references[self.kv.table(rid)[0][index]] == 1, "a shared block is written"
+                assert self.kv._first.references(self.kv.table(rid)[0][index]) == 1, "a shared block is written"
                 self.device[place] = self.content(rid, index)
 
     def check(self, rid: int) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from foliolm.core.sampling import SamplingParams
+from foliolm.core.valueclass import valueclass
 
 
 class LogitsAt(enum.IntFlag):
@@ -48,7 +49,7 @@ class DecisionKind(enum.StrEnum):
     EVICT = "evict"
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Decision:
     """One decision with its reason. The log line, the metric's label, the timeline and the live page come from it.
 
@@ -72,7 +73,7 @@ class Decision:
     predicted_s: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Admission:
     """All that the executor must know of a request that enters (or comes back).
 
@@ -94,7 +95,7 @@ class Admission:
     num_cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Row:
     """A request's part of a step other than a steady decode: a chunk of tokens that are not computed yet.
 
@@ -122,7 +123,7 @@ class Row:
     forks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class DecodeRows:
     """The steady decodes of a step: each has one new token and is sampled. They come before all other rows.
 
@@ -150,7 +151,7 @@ class DecodeRows:
         return len(self.request_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class BlockCopy:
     """Copy a block within the device before the forward pass (copy-on-write)."""
 
@@ -159,7 +160,7 @@ class BlockCopy:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Fork:
     """A request goes on from another's tokens and blocks; both share the blocks until one of them writes.
 
@@ -176,7 +177,7 @@ class Fork:
     token_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class OwnBlock:
     """A request gets a block of its own in place of one that it shared; ``copies`` fill it.
 
@@ -191,7 +192,7 @@ class OwnBlock:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class BlockSwap:
     """Move a block between device and host before the forward pass; ``host_block`` is the same in every group."""
 
@@ -200,7 +201,7 @@ class BlockSwap:
     host_block: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class SwapNote:
     """Whose blocks a step moves between device and host.
 
@@ -216,7 +217,7 @@ class SwapNote:
     num_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class StepPlan:
     """One step.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from foliolm.core.plan import Closed, Decision, SwapNote
 from foliolm.core.request import FinishReason, RequestStamps
 from foliolm.core.result import StepSeconds
 from foliolm.core.timeline import RequestTimeline
+from foliolm.core.valueclass import valueclass
 
 TERMS = (
     "host",
@@ -24,7 +23,7 @@ TERMS = (
 """Names of the step cost's terms, in the order in which records hold them."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class StepWork:
     """Bytes that a step read and FLOPs that it computed, by cause, from the model's account.
 
@@ -40,7 +39,7 @@ class StepWork:
     attention_flops: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class StepRecord:
     """One step that ran, in counts and seconds.
 
@@ -107,7 +106,7 @@ class StepRecord:
         return self.seconds.total - self.predicted_s
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class RequestRecord:
     """One request that ended.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from foliolm.core.sampling import SamplingParams
 from foliolm.core.timeline import RequestTimeline
+from foliolm.core.valueclass import valueclass
 
 
 class FinishReason(enum.StrEnum):
@@ -18,7 +19,7 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class EngineRequest:
     """One completion of one prompt. Immutable, and plain data: it crosses processes.
 
@@ -60,7 +61,7 @@ class EngineRequest:
     sibling: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class TokenLogprobs:
     """Log-probabilities at one position: log-softmax of the model's raw logits, natural log.
 
@@ -75,7 +76,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class RequestStamps:
     """Monotonic nanoseconds at the turns of a request's life inside the engine; 0 where not reached.
 
@@ -98,7 +99,7 @@ class RequestStamps:
     num_output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class TokenOutput:
     """What one step gave one request.
 

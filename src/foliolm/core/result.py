@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from foliolm.core.request import TokenLogprobs
+from foliolm.core.valueclass import valueclass
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class StepSeconds:
     """Measured seconds of a step, by part. ``total`` runs from completion to completion where steps overlap.
 
@@ -24,7 +25,7 @@ class StepSeconds:
     sample: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class StepResult:
     """Tokens, and how long they took.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from foliolm.core.valueclass import valueclass
 
 PARTS = (
     "http",
@@ -21,7 +21,7 @@ PARTS = (
 """Kinds of parts in the order in which people read them; ``queue`` and ``skipped`` carry a reason behind a colon."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class RequestTimeline:
     """A request's life split into parts; ``sum(ns) == end_ns − start_ns`` exactly, and no part is a remainder.
 
@@ -51,7 +51,7 @@ class RequestTimeline:
         return kinds
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class HttpStamps:
     """What the HTTP process saw of a request; monotonic nanoseconds.
 

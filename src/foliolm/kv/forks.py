@@ -41,7 +41,7 @@ def forked(pools: Sequence[BlockPool], table: BlockTable, num_blocks: int, is_pu
 def is_shared(pools: Sequence[BlockPool], table: BlockTable, index: int) -> bool:
     """True if a logical block must be copied before it is written: somebody else holds it, or may find it."""
     block = table.groups[0][index]
-    return pools[0].references[block] > 1 or pools[0].is_kept(block)
+    return pools[0].references(block) > 1 or pools[0].is_kept(block)
 
 
 def own_block(

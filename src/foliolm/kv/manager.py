@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from foliolm.core.kvspec import KVSpec
 from foliolm.core.plan import BlockCopy
+from foliolm.core.valueclass import valueclass
 from foliolm.kv.forks import Reservation, forked, is_shared, own_block
-from foliolm.kv.pool import BlockPool, BlockState
+from foliolm.kv.pool import BlockPool
 from foliolm.kv.prefix import Node, PrefixIndex
 from foliolm.kv.table import BlockTable
 
@@ -30,7 +31,7 @@ class KVUsage:
     idle: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class PrefixMatch:
     """The longest known prefix of a request's tokens.
 
@@ -131,7 +132,7 @@ class KVManager:
         They stay where they are when the request gives way, as long as the others hold them.
         """
         references = self._first.references
-        return self._leading(request_id, lambda node, own: references[node.blocks[0]] > own)
+        return self._leading(request_id, lambda node, own: references(node.blocks[0]) > own)
 
     def num_published(self, request_id: int) -> int:
         """Leading blocks of a request that can be found by their prefix, whoever's copy that is."""
@@ -160,8 +161,7 @@ class KVManager:
 
     def recounted(self, match: PrefixMatch) -> PrefixMatch:
         """A match of the current ``prefix_generation``, with the blocks that are idle now."""
-        state = self._first.state
-        idle = sum(state(node.blocks[0]) is BlockState.IDLE for node in match.nodes)
+        idle = self._first.count_idle(node.blocks[0] for node in match.nodes)
         return match if idle == match.num_idle else PrefixMatch(match.nodes, match.num_tokens, idle)
 
     def allocate(
@@ -304,7 +304,7 @@ class KVManager:
 
     def holder_counts(self) -> list[int]:
         """By used block of the first KV group: how many requests hold it."""
-        return [count for count in self._first.references[1:] if count]
+        return self._first.reference_counts()
 
     def prefix_roots(self) -> list[tuple[Hashable, Node]]:
         """(adapter and salt, first block) of every known prefix."""
@@ -312,7 +312,7 @@ class KVManager:
 
     def holders(self, block: int) -> int:
         """How many requests hold a block of the first KV group."""
-        return self._first.references[block]
+        return self._first.references(block)
 
     def own(self, request_id: int, position: int, fence: int | None = None) -> tuple[tuple[int, ...], list[BlockCopy]]:
         """Give a request a block of its own in place of the shared one that holds a position.
@@ -453,9 +453,9 @@ class KVManager:
                 for block in table.groups[group]:
                     held[block] += 1
             found.extend(
-                f"group {group}: block {block} has {pool.references[block]} references, tables hold it {count} times"
+                f"group {group}: block {block} has {pool.references(block)} references, tables hold it {count} times"
                 for block, count in enumerate(held)
-                if block and count != pool.references[block]
+                if block and count != pool.references(block)
             )
         if len({(pool.num_empty, pool.num_idle, pool.num_fenced) for pool in self._pools}) > 1:
             found.append("the groups' pools have different room")

@@ -25,7 +25,9 @@ class BlockState(enum.IntEnum):
 class BlockPool:
     """Fixed number of equal blocks with reference counts, fences, and idle blocks that keep a prefix.
 
-    Every call is O(blocks it moves).
+    Every call is O(blocks it moves). A block's state follows from which of the books it stands in, and almost every
+    block has one holder: so the books are sets, which take and give whole tables at once, and only the references
+    beyond the first are counted.
 
     Args:
         num_blocks: blocks in all, the null block included; at least 2.
@@ -35,16 +37,13 @@ class BlockPool:
         if num_blocks < 2:
             raise ValueError(f"num_blocks is {num_blocks}; a pool needs the null block and at least one more")
         self.num_blocks = num_blocks
-        self.references = [0] * num_blocks
-        self.references[NULL_BLOCK] = 1
         # A stack: what was freed last is still warm. Blocks are pushed head first, so that of one table the tail is
         # handed out first.
         self._empty = list(range(num_blocks - 1, 0, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._kept = bytearray(num_blocks)
-        self._states = bytearray([BlockState.EMPTY]) * num_blocks
-        self._states[NULL_BLOCK] = BlockState.USED
-        self.num_shared = 0  # blocks with more than one reference
+        self._used: set[int] = set()
+        self._more: dict[int, int] = {}  # of shared blocks: references beyond the first
+        self._kept: set[int] = set()
         self._fenced: dict[int, list[int]] = {}
         self._fence_of: dict[int, int] = {}
 
@@ -73,9 +72,31 @@ class BlockPool:
         """Blocks that become free when steps in flight complete."""
         return len(self._fence_of)
 
+    @property
+    def num_shared(self) -> int:
+        """Blocks with more than one reference."""
+        return len(self._more)
+
+    def references(self, block: int) -> int:
+        """How often a block is held; the null block once, by nobody in particular."""
+        return 1 + self._more.get(block, 0) if block in self._used or block == NULL_BLOCK else 0
+
+    def reference_counts(self) -> list[int]:
+        """Of every used block, in order of their ids."""
+        more = self._more
+        return [1 + more.get(block, 0) for block in sorted(self._used)]
+
     def state(self, block: int) -> BlockState:
         """Where a block is."""
-        return BlockState(self._states[block])
+        if block in self._used or block == NULL_BLOCK:
+            return BlockState.USED
+        if block in self._fence_of:
+            return BlockState.FENCED
+        return BlockState.IDLE if block in self._idle else BlockState.EMPTY
+
+    def count_idle(self, blocks: Iterable[int]) -> int:
+        """How many of some blocks are idle."""
+        return sum(map(self._idle.__contains__, blocks))
 
     def allocate(self, count: int) -> list[int]:
         """Hand out ``count`` empty blocks, each with one reference.
@@ -89,10 +110,7 @@ class BlockPool:
             return []
         blocks = self._empty[: -count - 1 : -1]
         del self._empty[-count:]
-        references, states = self.references, self._states
-        for block in blocks:
-            references[block] = 1
-            states[block] = BlockState.USED
+        self._used.update(blocks)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -101,27 +119,25 @@ class BlockPool:
         Raises:
             ValueError: a block is empty, or the null block.
         """
+        used, more, idle = self._used, self._more, self._idle
         for block in blocks:
-            state = self._states[block]
-            if (
-                state == BlockState.EMPTY
-                or block == NULL_BLOCK
-                or (state == BlockState.FENCED and not self._kept[block])
-            ):
-                raise ValueError(f"block {block} is not in use and cannot be shared")
-            if state == BlockState.IDLE:
-                del self._idle[block]
-            elif state == BlockState.FENCED:
+            if block in used:
+                more[block] = more.get(block, 0) + 1
+                continue
+            if block in idle:
+                del idle[block]
+            elif block in self._fence_of and block in self._kept:
                 del self._fence_of[block]
-            self._states[block] = BlockState.USED
-            self.references[block] += 1
-            self.num_shared += self.references[block] == 2
+            else:
+                raise ValueError(f"block {block} is not in use and cannot be shared")
+            used.add(block)
 
     def release(self, blocks: list[int], fence: int | None = None) -> int:
         """Drop one reference of each block; those that nobody holds any more become empty, or idle if kept.
 
         Args:
-            blocks: in table order. Idle ones age tail first, so that a prefix outlives what stands behind it.
+            blocks: in table order, each once. Idle ones age tail first, so that a prefix outlives what stands behind
+                it.
             fence: id of the newest step in flight that reads them: they wait until ``complete`` names that step or a
                 later one. None: at once.
 
@@ -131,30 +147,27 @@ class BlockPool:
         Raises:
             ValueError: a block is not in use (a double free); nothing was changed.
         """
-        references = self.references
-        held = list(map(references.__getitem__, blocks))
-        if blocks and (min(held) < 1 or NULL_BLOCK in blocks):
-            block = next(block for block in blocks if references[block] < 1 or block == NULL_BLOCK)
+        used, more = self._used, self._more
+        if not used.issuperset(blocks):
+            block = next(block for block in blocks if block not in used)
             raise ValueError(f"block {block} is freed, but nobody holds it")
-        if blocks and max(held) == 1:
-            unheld = blocks
-            for block in blocks:
-                references[block] = 0
-        else:
+        unheld = blocks
+        if more and not more.keys().isdisjoint(blocks):
             unheld = []
-            for block, count in zip(blocks, held, strict=True):
-                references[block] = count - 1
-                if count == 1:
+            for block in blocks:
+                left = more.get(block)
+                if left is None:
                     unheld.append(block)
-                elif count == 2:
-                    self.num_shared -= 1
+                elif left == 1:
+                    del more[block]
+                else:
+                    more[block] = left - 1
+        used.difference_update(unheld)
         if fence is None:
             self._lay_down(unheld)
         elif unheld:
             self._fenced.setdefault(fence, []).extend(unheld)
-            for block in unheld:
-                self._states[block] = BlockState.FENCED
-                self._fence_of[block] = fence
+            self._fence_of.update(dict.fromkeys(unheld, fence))
         return len(unheld)
 
     def complete(self, step_id: int) -> None:
@@ -170,18 +183,17 @@ class BlockPool:
 
     def keep(self, block: int) -> None:
         """A prefix is kept in a block: when nobody holds it any more it becomes idle, not empty."""
-        self._kept[block] = 1
+        self._kept.add(block)
 
     def is_kept(self, block: int) -> bool:
         """True if a prefix is kept in a block."""
-        return bool(self._kept[block])
+        return block in self._kept
 
     def drop(self, block: int) -> None:
         """The prefix in a block is of no use any more; an idle one becomes empty."""
-        self._kept[block] = 0
-        if self._states[block] == BlockState.IDLE:
+        self._kept.discard(block)
+        if block in self._idle:
             del self._idle[block]
-            self._states[block] = BlockState.EMPTY
             self._empty.append(block)
 
     def oldest_idle(self) -> int | None:
@@ -189,20 +201,12 @@ class BlockPool:
         return next(iter(self._idle), None)
 
     def _lay_down(self, blocks: list[int]) -> None:
-        kept, states = self._kept, self._states
-        if not any(map(kept.__getitem__, blocks)):
-            for block in blocks:
-                states[block] = BlockState.EMPTY
+        kept = self._kept
+        if kept.isdisjoint(blocks):
             self._empty.extend(blocks)
             return
-        for block in blocks:
-            if not kept[block]:
-                states[block] = BlockState.EMPTY
-                self._empty.append(block)
-        for block in reversed(blocks):
-            if kept[block]:
-                states[block] = BlockState.IDLE
-                self._idle[block] = None
+        self._empty.extend([block for block in blocks if block not in kept])
+        self._idle.update(dict.fromkeys([block for block in reversed(blocks) if block in kept]))
 
     def problems(self) -> list[str]:
         """What is wrong with the pool's books: a sentence each; empty if nothing is."""
@@ -216,10 +220,7 @@ class BlockPool:
             found.append("a block is free twice")
         if NULL_BLOCK in unheld:
             found.append("the null block is free")
-        used = sum(1 for count in self.references if count > 0) - 1
-        shared = sum(count > 1 for count in self.references)
-        if shared != self.num_shared:
-            found.append(f"{shared} blocks are shared, {self.num_shared} were counted")
+        used = len(self._used)
         if used + len(unheld) != self.num_usable:
             found.append(f"{used} used + {len(unheld)} free or fenced blocks are not {self.num_usable}")
         for state, blocks in (
@@ -228,9 +229,11 @@ class BlockPool:
             (BlockState.FENCED, fenced),
         ):
             for block in blocks:
-                if self.references[block]:
-                    found.append(f"block {block} is free with {self.references[block]} references")
-                if self._states[block] != state:
+                if block in self._used:
+                    found.append(f"block {block} is free with {self.references(block)} references")
+                elif self.state(block) is not state and block != NULL_BLOCK:
                     found.append(f"block {block} is listed as {state.name}, its state is {self.state(block).name}")
-        found.extend(f"block {block} is idle, but keeps nothing" for block in self._idle if not self._kept[block])
+        if not self._more.keys() <= self._used or min(self._more.values(), default=1) < 1:
+            found.append("a block is counted as shared, and is not")
+        found.extend(f"block {block} is idle, but keeps nothing" for block in self._idle if block not in self._kept)
         return found

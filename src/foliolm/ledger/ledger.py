@@ -12,6 +12,7 @@ from foliolm.core.plan import LogitsAt, StepPlan
 from foliolm.core.record import RequestRecord, StepRecord, StepWork
 from foliolm.core.request import EngineRequest, FinishReason, RequestStamps, TokenOutput
 from foliolm.core.result import StepResult, StepSeconds
+from foliolm.core.valueclass import valueclass
 from foliolm.ledger.accounts import linear_flops, weight_bytes_per_step
 from foliolm.ledger.journal import Journal
 from foliolm.ledger.lines import CostLine, RequestLine, StepLine
@@ -52,7 +53,7 @@ class _Open:
     num_output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Load:
     """The scheduler's state at a commit: requests that wait, KV blocks in use."""
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 from foliolm.core.errors import ConfigError
+from foliolm.core.valueclass import valueclass
 from foliolm.ledger.accounts import (
     ModelAccount,
     all_reduce_bytes,
@@ -67,7 +68,7 @@ class Coefficients:
                 raise ConfigError(f"coefficient {one.name} is {value}; it must be finite and {bound} 0")
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class StepCounts:
     """What a step does, in numbers; all that its cost depends on. Means over steps may be fractions.
 
@@ -92,7 +93,7 @@ class StepCounts:
     swap_blocks: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class StepTerms:
     """Seconds by cause; they sum to ``total``.
 

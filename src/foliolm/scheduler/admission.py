@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from foliolm.core.errors import RequestError
 from foliolm.core.plan import Closed, Decision, DecisionKind
 from foliolm.core.request import EngineRequest
 from foliolm.core.resolve import SchedulerConfig
+from foliolm.core.valueclass import valueclass
 from foliolm.kv import NO_MATCH, KVManager, PrefixMatch, SwapSpace
 from foliolm.scheduler.budget import PrefillBudget
 from foliolm.scheduler.promises import PrefixPromises
@@ -24,7 +24,7 @@ class Outcome(enum.Enum):
     STOP = "stop"
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Attempt:
     """An answer.
 

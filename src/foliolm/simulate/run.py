@@ -11,6 +11,7 @@ from typing import Protocol
 from foliolm.core.errors import FolioError, QueueFullError, RequestError
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.request import EngineRequest, FinishReason
+from foliolm.core.valueclass import valueclass
 from foliolm.engine.engine import Engine
 from foliolm.simulate.clock import VirtualClock
 
@@ -19,7 +20,7 @@ class SimulationError(FolioError):
     """The engine failed in virtual time: a bug, or an executor that raised."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Arrival:
     """A request, and when it reaches the engine's queue.
 
@@ -70,7 +71,7 @@ class Watch(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Leap:
     """Decode steps of the same requests with nothing else in them.
 

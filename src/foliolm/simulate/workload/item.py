@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from foliolm.core.request import EngineRequest
 from foliolm.core.sampling import SamplingParams
+from foliolm.core.valueclass import valueclass
 
 NS = 1_000_000_000
 _OWN = 1 << 40
@@ -15,7 +15,7 @@ _OWN = 1 << 40
 _BLANK = (0,) * 4096
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Item:
     """A request that is to be sent.
 
