@@ -48,6 +48,8 @@ RATE_CHUNK = 256
 PRESET_CHUNK = 2048
 """The same where the device is only described, by its step cost."""
 
+NO_HOST_POOL = "host pool: none (--preemption-mode recompute, and no evicted prefixes are kept)"
+
 logger = logging.getLogger(__name__)
 
 
@@ -79,8 +81,8 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
     rate = None if limits.max_num_batched_tokens else _prefill_rate(model, config.block_size)
     memory = _size_pool(config, limits, model, rate)
     num_host_blocks, host_line = size_host_pool(memory, config.swap_space)
-    if config.preemption_mode == "recompute":
-        num_host_blocks, host_line = 0, "host pool: none (--preemption-mode recompute)"
+    if not config.wants_host_pool:
+        num_host_blocks, host_line = 0, NO_HOST_POOL
     settings, reasons = resolve_scheduler(config, limits, memory.num_blocks, rate, num_host_blocks)
     memory_lines = (*memory.describe().splitlines(), host_line)
     for line in memory_lines:
@@ -198,8 +200,8 @@ def virtual_scheduler(
 
 def _virtual_host_pool(config: EngineConfig, setting: Setting, cost: StepCost, per_block: int) -> tuple[int, str]:
     """Slots of the host pool, and why so many; as `size_host_pool` where the host's memory is not known."""
-    if config.preemption_mode == "recompute":
-        return 0, "host pool: none (--preemption-mode recompute)"
+    if not config.wants_host_pool:
+        return 0, NO_HOST_POOL
     device = setting.need_device()
     if cost.host_link is None:
         if config.preemption_mode == "swap":

@@ -65,6 +65,29 @@ def test_the_same_tokens_with_and_without(model, requests, unpressed, mode, shar
         assert recomputes >= 25
     if sharing:
         assert run.stats.prefix_hits > 500
+    check(run, unpressed)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_same_tokens_with_prefixes_on_the_host(model, requests, unpressed, depth):
+    run = generate(
+        model,
+        requests,
+        **POOL,
+        depth=depth,
+        num_host_blocks=60,
+        preemption_mode="swap",
+        preemption_victim="last",
+        enable_prefix_caching=True,
+        kv_offloading="always",
+    )
+    assert run.stats.num_swaps >= 25
+    assert run.stats.loaded_blocks > 25
+    assert run.stats.host_hits > 50
+    check(run, unpressed)
+
+
+def check(run, unpressed):
     for rid, (tokens, gaps) in unpressed.items():
         assert_same_tokens(run.by_id[rid].tokens, tokens, gaps)
         assert run.by_id[rid].error is None

@@ -51,6 +51,7 @@ def random_case(seed):
         enable_prefix_caching=rng.random() < 0.7,
         preemption_mode=rng.choice(["recompute", "auto"]),
         num_host_blocks=rng.choice([0, 200]),
+        kv_offloading=rng.choice(["off", "auto", "always"]),
     )
     settings = replace(settings, num_blocks=settings.num_blocks * 16 // settings.block_size)
     arrivals = (

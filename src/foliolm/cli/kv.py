@@ -88,10 +88,11 @@ def _show(engine: dict[str, Any]) -> None:
         console.print(owners)
 
     prefixes = Table(title="prefixes with most behind them", title_justify="left")
-    for column in ("tokens", "blocks", "branches", "holders"):
+    counts = ("tokens", "blocks", "host_blocks", "branches", "holders")
+    for column in counts:
         prefixes.add_column(column, justify="right")
     for prefix in engine["prefixes"]:
-        prefixes.add_row(*(f"{prefix[column]:,}" for column in ("tokens", "blocks", "branches", "holders")))
+        prefixes.add_row(*(f"{prefix[column]:,}" for column in counts))
     if engine["prefixes"]:
         console.print(prefixes)
 
@@ -103,8 +104,10 @@ def _show(engine: dict[str, Any]) -> None:
         f"shared: {shared['blocks']:,} blocks, which saves {shared['saved_blocks']:,}; "
         f"copied when written: {engine['copied_blocks']:,}; reserved: {engine['reserved_blocks']:,}",
         f"found, of {engine['hits']['query_tokens']:,} prompt tokens: {sources}; "
-        f"evicted: {engine['evicted_blocks']:,} blocks",
-        f"host pool: {host['used']:,} of {host['blocks']:,} blocks, {len(host['requests'])} requests",
+        f"evicted: {engine['evicted_blocks']:,} blocks, {engine['offloaded_blocks']:,} of them kept by the host",
+        f"host pool: {host['used']:,} of {host['blocks']:,} blocks by {len(host['requests'])} requests, "
+        f"{host['cached']:,} by evicted prefixes ({host['moved_blocks']:,} moved there, "
+        f"{host['loaded_blocks']:,} copied back)",
         f"unused in last blocks: {waste['tokens']:,} tokens; at most {waste['bound_tokens']:,} (p − 1 a request)",
     )
     for line in lines:

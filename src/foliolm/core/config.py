@@ -13,6 +13,7 @@ SCHEDULING_POLICIES = ("fcfs", "priority", "prefix")
 FAIRNESS = ("off", "user", "api-key")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 PREEMPTION_VICTIMS = ("auto", "last", "least-computed")
+KV_OFFLOADING = ("auto", "always", "off")
 QUANTIZATIONS = ("auto", "none", "int8")
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 KERNELS = ("auto", "torch", "native", "portable", "avx2", "avx512-vnni")
@@ -59,6 +60,8 @@ class EngineConfig:
         max_preemptions: a request that gave way so often is spared while another can.
         swap_space: GiB of host memory for KV that gives way; None: 4, on a CPU at most an eighth of the memory
             available.
+        kv_offloading: whether prefix blocks that are evicted live on in what requests that gave way leave of it:
+            ``auto`` where moving them is predicted to cost less than computing them again, ``always``, or ``off``.
         age_bound: seconds after which a waiting request comes before all others, whatever the policy or its tenant.
         fairness: whose turn it is counts the tokens that each was served: ``off``, by ``user`` (the request's field),
             or by ``api-key``.
@@ -113,6 +116,7 @@ class EngineConfig:
     preemption_victim: str = "auto"
     max_preemptions: int = 3
     swap_space: float | None = None
+    kv_offloading: str = "auto"
     watermark: float = 0.01
     max_queued_requests: int = 1024
     itl_target_ms: float | None = None
@@ -139,6 +143,7 @@ class EngineConfig:
             ("fairness", FAIRNESS),
             ("preemption_mode", PREEMPTION_MODES),
             ("preemption_victim", PREEMPTION_VICTIMS),
+            ("kv_offloading", KV_OFFLOADING),
             ("generation_config", ("auto", "none")),
             ("tool_call_parser", TOOL_CALL_PARSERS),
         ):
@@ -172,6 +177,11 @@ class EngineConfig:
             raise ConfigError(f"--swap-space is {space!r}; it must be a finite number of GiB, at least 0")
         if self.preemption_mode == "swap" and space == 0:
             raise ConfigError("--preemption-mode is swap, but --swap-space is 0: there is nowhere to swap to")
+        if self.kv_offloading == "always":
+            if space == 0:
+                raise ConfigError("--kv-offloading is always, but --swap-space is 0: there is nowhere to keep prefixes")
+            if not self.enable_prefix_caching:
+                raise ConfigError("--kv-offloading is always, but --no-enable-prefix-caching leaves no prefix to keep")
         for name in ("age_bound", "ttft_target_ms"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
@@ -185,6 +195,11 @@ class EngineConfig:
             raise ConfigError(f"--pipeline-depth is {self.pipeline_depth!r}; it must be 0, 1 or 2")
         if not self.model:
             raise ConfigError("the model's name is empty; give a built-in name, a repository id or a path")
+
+    @property
+    def wants_host_pool(self) -> bool:
+        """Whether anything could be kept in host memory."""
+        return self.preemption_mode != "recompute" or (self.enable_prefix_caching and self.kv_offloading != "off")
 
     @property
     def mode(self) -> str:

@@ -14,6 +14,9 @@ from dataclasses import field
 from foliolm.core.sampling import SamplingParams
 from foliolm.core.valueclass import valueclass
 
+NOBODY = -2
+"""Stands for a request id where blocks are meant that nobody holds."""
+
 
 class LogitsAt(enum.IntFlag):
     """Where a row needs the output head. LAST: at its last token, which samples. ALL: at all, for prompt logprobs.
@@ -58,10 +61,12 @@ class Decision:
         request_id: about whom.
         reason: a short code: ``kv_blocks``, ``token_budget``, ``sequences``, ``batch_closed``, ``prefill_first``,
             ``preempted_this_step``, ``decodes_due``, ``in_flight``, ``fence``, ``prefix_in_flight``, ``idle_prefixes``,
-            ``fits``, ``swapped_in``, ``recompute``, ``swap``, ``host_full`` (recompute, because swap has no room).
+            ``fits``, ``swapped_in``, ``recompute``, ``swap``, ``host_full`` (recompute, because swap has no room),
+            ``prefix_from_host``, ``prefix_to_host``.
         needed, available: in the unit of the reason (blocks, tokens or sequences).
         blocker: the request that stands in the way, where there is one.
-        predicted_s: predicted seconds by treatment (``swap``, ``recompute``, …), where they were compared.
+        predicted_s: predicted seconds by treatment (``swap``, ``recompute``, ``copy``, ``compute``, …), where they were
+            compared.
     """
 
     kind: DecisionKind
@@ -206,7 +211,7 @@ class SwapNote:
     """Whose blocks a step moves between device and host.
 
     Attributes:
-        request_id: whose.
+        request_id: whose; ``NOBODY``: evicted prefix blocks.
         blocks_out, blocks_in: logical blocks (each moves in every KV group).
         num_bytes: of them all, in all groups.
     """

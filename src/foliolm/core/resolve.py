@@ -37,6 +37,7 @@ class SchedulerConfig:
         preemption_mode: ``auto``, ``swap`` or ``recompute``.
         preemption_victim: ``auto``, ``last`` or ``least-computed``.
         max_preemptions: a request that gave way so often is spared while another can.
+        kv_offloading: whether evicted prefix blocks live on in the host pool: ``auto`` (by price), ``always``, ``off``.
     """
 
     mode: str = "chunked"
@@ -58,6 +59,12 @@ class SchedulerConfig:
     preemption_mode: str = "recompute"
     preemption_victim: str = "last"
     max_preemptions: int = 3
+    kv_offloading: str = "off"
+
+    @property
+    def keeps_evicted(self) -> bool:
+        """Whether evicted prefix blocks may live on in the host pool."""
+        return self.enable_prefix_caching and self.num_host_blocks > 0 and self.kv_offloading != "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +199,7 @@ def resolve_scheduler(
             preemption_mode=config.preemption_mode,
             preemption_victim=config.preemption_victim,
             max_preemptions=config.max_preemptions,
+            kv_offloading=config.kv_offloading,
         ),
         tuple(reasons),
     )

@@ -117,12 +117,15 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         num_preemptions: so far.
         num_failed_steps: steps that raised, so far.
         prefix_cache_queries, prefix_cache_hits: tokens looked up and found, so far.
+        prefix_cache_host_hits: of those found, tokens on the host.
         recomputed_tokens: tokens whose KV was computed, given up, and is computed again, so far.
         swap_out_bytes, swap_in_bytes: KV moved to the host and back, so far.
-        host_blocks_total, host_blocks_used: slots of the host pool, and those in use, now.
+        host_blocks_total, host_blocks_used, host_blocks_cached: slots of the host pool, those that requests which gave
+            way use, and those that keep an evicted prefix block, now.
         prompt_forked_tokens: prompt tokens that siblings took over from one another, so far.
         kv_blocks_copied: shared blocks copied since one of their holders wrote, so far.
-        kv_blocks_evicted: idle blocks whose prefix gave way, so far.
+        kv_blocks_evicted: idle blocks whose prefix gave way on the device, so far.
+        kv_blocks_offloaded, kv_blocks_loaded: of these, blocks that the host kept; and blocks copied back, so far.
         kv_blocks_idle, kv_blocks_shared: free blocks that keep a prefix, and blocks with several holders, now.
         kv_unused_tokens: positions without a token in blocks that requests hold, now.
     """
@@ -135,14 +138,18 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_failed_steps: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    prefix_cache_host_hits: int = 0
     recomputed_tokens: int = 0
     swap_out_bytes: int = 0
     swap_in_bytes: int = 0
     host_blocks_total: int = 0
     host_blocks_used: int = 0
+    host_blocks_cached: int = 0
     prompt_forked_tokens: int = 0
     kv_blocks_copied: int = 0
     kv_blocks_evicted: int = 0
+    kv_blocks_offloaded: int = 0
+    kv_blocks_loaded: int = 0
     kv_blocks_idle: int = 0
     kv_blocks_shared: int = 0
     kv_unused_tokens: int = 0

@@ -2,6 +2,7 @@
 
 from foliolm.kv.host import HostPool
 from foliolm.kv.manager import NO_MATCH, KVManager, KVUsage, PrefixMatch
+from foliolm.kv.offload import HostPrefixes
 from foliolm.kv.pool import NULL_BLOCK, BlockPool, BlockState
 from foliolm.kv.swap import Swapped, SwapSpace
 
@@ -11,6 +12,7 @@ __all__ = [
     "BlockPool",
     "BlockState",
     "HostPool",
+    "HostPrefixes",
     "KVManager",
     "KVUsage",
     "PrefixMatch",

@@ -51,6 +51,22 @@ class HostPool:
         """The plan in the making reads these slots."""
         self._touched.update(slots)
 
+    def is_touched(self, slot: int) -> bool:
+        """True if the plan in the making reads or writes a slot: given back, only a later plan may use it."""
+        return slot in self._touched
+
+    def cancel(self, slot: int) -> None:
+        """A slot that was handed out to the plan in the making is not written after all: it is free at once.
+
+        Raises:
+            ValueError: nobody holds it, or the plan does not touch it.
+        """
+        if slot not in self._held or slot not in self._touched:
+            raise ValueError(f"host slot {slot} is not one that the plan in the making was given")
+        self._held.remove(slot)
+        self._touched.remove(slot)
+        self._free.append(slot)
+
     def release(self, slots: Iterable[int]) -> None:
         """Give slots back.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foliolm.core.kvspec import KVSpec
-from foliolm.core.plan import BlockCopy
+from foliolm.core.plan import BlockCopy, BlockSwap
 from foliolm.core.valueclass import valueclass
 from foliolm.kv.forks import Reservation, forked, is_shared, own_block
+from foliolm.kv.host import HostPool
+from foliolm.kv.offload import HostPrefixes
 from foliolm.kv.pool import BlockPool
 from foliolm.kv.prefix import Node, PrefixIndex
 from foliolm.kv.table import BlockTable
@@ -36,14 +38,16 @@ class PrefixMatch:
     """The longest known prefix of a request's tokens.
 
     Attributes:
-        nodes: its blocks, in order.
+        nodes: its blocks on the device, in order.
         num_tokens: in them.
         num_idle: of its blocks, those that nobody holds: to share them takes room, as new blocks do.
+        on_host: the blocks behind them whose content the host has: they can be copied into new blocks.
     """
 
     nodes: tuple[Node, ...] = ()
     num_tokens: int = 0
     num_idle: int = 0
+    on_host: tuple[Node, ...] = ()
 
 
 NO_MATCH = PrefixMatch()
@@ -74,6 +78,7 @@ class KVManager:
         self._prefixes = PrefixIndex(block_size)
         self._reservations: dict[int, Reservation] = {}
         self._num_reserved = 0
+        self.host: HostPrefixes | None = None
         self.evicted_blocks = 0
         self.num_held = 0  # logical blocks of all tables: a shared one counts for each of its holders
 
@@ -111,6 +116,11 @@ class KVManager:
     def prefix_generation(self) -> int:
         """Changes whenever a prefix becomes known or is forgotten: a match made before may then be out of date."""
         return self._prefixes.generation
+
+    @property
+    def offloaded_blocks(self) -> int:
+        """Of the blocks that were evicted so far, those whose content the host kept."""
+        return 0 if self.host is None else self.host.kept_blocks
 
     @property
     def usage(self) -> float:
@@ -156,13 +166,17 @@ class KVManager:
             root: adapter and salt: whose prefixes these may be.
             tokens: the request's, from position 0.
         """
-        nodes = self._prefixes.match(root, tokens, len(tokens) - 1)
-        return self.recounted(PrefixMatch(tuple(nodes), len(nodes) * self.block_size)) if nodes else NO_MATCH
+        limit = len(tokens) - 1
+        nodes = self._prefixes.match(root, tokens, limit)
+        on_host = self._prefixes.match_host(root, tokens, limit, nodes) if self.host else ()
+        if not nodes and not on_host:
+            return NO_MATCH
+        return self.recounted(PrefixMatch(tuple(nodes), len(nodes) * self.block_size, 0, tuple(on_host)))
 
     def recounted(self, match: PrefixMatch) -> PrefixMatch:
         """A match of the current ``prefix_generation``, with the blocks that are idle now."""
         idle = self._first.count_idle(node.blocks[0] for node in match.nodes)
-        return match if idle == match.num_idle else PrefixMatch(match.nodes, match.num_tokens, idle)
+        return match if idle == match.num_idle else replace(match, num_idle=idle)
 
     def allocate(
         self, request_id: int, num_tokens: int, match: PrefixMatch = NO_MATCH, root: Hashable | None = None
@@ -178,11 +192,7 @@ class KVManager:
         Raises:
             ValueError: it holds blocks already, or too few are free; nothing was changed.
         """
-        if request_id in self._tables:
-            raise ValueError(f"request {request_id} already holds {self.holds(request_id)} blocks")
-        count = self.blocks_for(num_tokens) - len(match.nodes)
-        if count + match.num_idle > self.num_free:
-            raise ValueError(f"request {request_id} needs {count + match.num_idle} blocks, {self.num_free} are free")
+        count = self._check_room(request_id, num_tokens, match)
         # The match is held before anything is evicted, or the request would evict its own prefix.
         for group, pool in enumerate(self._pools):
             pool.share(node.blocks[group] for node in match.nodes)
@@ -195,6 +205,15 @@ class KVManager:
         self.num_held += len(table)
         self._tables[request_id] = table
         return table.whole()
+
+    def _check_room(self, request_id: int, num_tokens: int, match: PrefixMatch) -> int:
+        """New blocks that ``allocate`` would take."""
+        if request_id in self._tables:
+            raise ValueError(f"request {request_id} already holds {self.holds(request_id)} blocks")
+        count = self.blocks_for(num_tokens) - len(match.nodes)
+        if count + match.num_idle > self.num_free:
+            raise ValueError(f"request {request_id} needs {count + match.num_idle} blocks, {self.num_free} are free")
+        return count
 
     def grow(self, request_id: int) -> tuple[tuple[int, ...], ...]:
         """Give a request one more logical block; returns the new ids, by group.
@@ -360,10 +379,40 @@ class KVManager:
                 for pool, block in zip(self._pools, blocks, strict=True):
                     pool.keep(block)
 
+    def offload_to(self, pool: HostPool, wanted: Callable[[Node], bool]) -> HostPrefixes:
+        """From now on idle blocks that are evicted may live on in host slots.
+
+        Args:
+            pool: whose slots.
+            wanted: says of a node that is evicted whether it shall be copied.
+        """
+        self.host = HostPrefixes(pool, self._prefixes, wanted)
+        return self.host
+
+    def allocate_from_host(
+        self, request_id: int, num_tokens: int, match: PrefixMatch, root: Hashable | None
+    ) -> tuple[tuple[tuple[int, ...], ...], list[BlockSwap]]:
+        """As ``allocate``, and the copies that fill the blocks behind the match with what the host has of it.
+
+        Raises:
+            ValueError: as ``allocate``; nothing was changed.
+        """
+        assert self.host is not None
+        # The slots are spoken for before anything is evicted, or the request would push out its own prefix.
+        self._check_room(request_id, num_tokens, match)
+        slots = self.host.read(match.on_host)
+        table = self.allocate(request_id, num_tokens, match, root)
+        first = len(match.nodes)
+        return table, [
+            BlockSwap(group, blocks[first + index], slot)
+            for group, blocks in enumerate(table)
+            for index, slot in enumerate(slots)
+        ]
+
     def reset_prefixes(self) -> int:
         """Forget every prefix; blocks in use stay with their holders. Returns how many blocks kept one."""
         gone = self._prefixes.clear()
-        self._drop(gone)
+        self._drop(gone, is_evidence=False)
         return len(gone)
 
     def _evict_until(self, count: int) -> None:
@@ -372,14 +421,24 @@ class KVManager:
             block = self._first.oldest_idle()
             if block is None:
                 raise ValueError(f"{count} blocks wanted, {self.num_free} free")
-            gone = self._prefixes.forget(block)
             self.evicted_blocks += 1
+            if self.host is not None and self.host.take(node := self._prefixes.node(block)):
+                blocks, gone = self._prefixes.leave_device(node)
+                self._drop_blocks(blocks)
+            else:
+                gone = self._prefixes.forget(block)
             self._drop(gone)
 
-    def _drop(self, gone: Sequence[Node]) -> None:
+    def _drop(self, gone: Sequence[Node], is_evidence: bool = True) -> None:
         for node in gone:
-            for pool, block in zip(self._pools, node.blocks, strict=True):
-                pool.drop(block)
+            if node.blocks:
+                self._drop_blocks(node.blocks)
+        if self.host is not None:
+            self.host.forget(gone, is_evidence)
+
+    def _drop_blocks(self, blocks: tuple[int, ...]) -> None:
+        for pool, block in zip(self._pools, blocks, strict=True):
+            pool.drop(block)
 
     def release(self, request_id: int, fence: int | None = None) -> int:
         """Take back all that a request holds; for an unknown request, or a second time, a no-op.
@@ -465,6 +524,8 @@ class KVManager:
         if reserved != self._num_reserved or not 0 <= reserved <= self._first.num_free:
             found.append(f"{reserved} blocks are reserved, {self._num_reserved} counted, {self._first.num_free} free")
         found.extend(self._prefixes.problems())
+        if self.host is not None:
+            found.extend(self.host.problems())
         if len(self._prefixes) < self.num_idle:
             found.append(f"{self.num_idle} blocks are idle, only {len(self._prefixes)} keep a prefix")
         return found

@@ -1,7 +1,8 @@
 """Which blocks hold which prefixes: a tree of full blocks, each under the block that stands before it.
 
 A node is found by its parent and its tokens, compared in full: two prefixes are never taken for one another, whatever
-their hashes. Adapter and salt choose the root, so that nobody meets another's KV.
+their hashes. Adapter and salt choose the root, so that nobody meets another's KV. A node that was evicted from the
+device may live on with a copy on the host (`offload.py`); the tree is one for both, so that both are found alike.
 """
 
 from __future__ import annotations
@@ -13,24 +14,45 @@ Tokens = Sequence[int]
 
 
 @dataclass(slots=True, eq=False)
+class HostCopy:
+    """A block's content in the host pool.
+
+    Attributes:
+        slot: where.
+        is_written: the step that copies it there is committed; before, nobody may read it.
+        hits: how often it was copied back.
+    """
+
+    slot: int
+    is_written: bool = False
+    hits: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Node:
     """A full block whose KV is written.
 
     Attributes:
-        blocks: physical ids, by KV group.
+        blocks: physical ids, by KV group; empty where it is not on the device.
         key: under which its parent knows it.
         parent: the node before it; None for a root, which has no block.
         children: by their tokens.
+        depth: blocks from the root to it, itself included.
+        copy: its content on the host; None: it has none there.
     """
 
     blocks: tuple[int, ...]
     key: Hashable
     parent: Node | None
     children: dict[Hashable, Node] = field(default_factory=dict)
+    depth: int = 0
+    copy: HostCopy | None = None
 
 
 class PrefixIndex:
     """Finds the longest known prefix of a token sequence. Knows nothing of references or of room.
+
+    Whatever stands before a node on the device is on the device too; behind it there may be nodes on the host alone.
 
     Args:
         block_size: tokens a block.
@@ -43,7 +65,7 @@ class PrefixIndex:
         self.generation = 0
 
     def __len__(self) -> int:
-        """Nodes."""
+        """Nodes on the device."""
         return len(self._of_block)
 
     def __contains__(self, block: int) -> bool:
@@ -55,7 +77,7 @@ class PrefixIndex:
         return self._of_block[block]
 
     def match(self, root: Hashable, tokens: Tokens, limit: int) -> list[Node]:
-        """Nodes of the longest known prefix, in order.
+        """Nodes of the longest prefix that is known on the device, in order.
 
         Args:
             root: adapter and salt.
@@ -69,17 +91,31 @@ class PrefixIndex:
             return found
         for start in range(0, limit - size + 1, size):
             node = node.children.get(tuple(tokens[start : start + size]))
-            if node is None:
+            if node is None or not node.blocks:
                 break
             found.append(node)
         return found
 
+    def match_host(self, root: Hashable, tokens: Tokens, limit: int, found: Sequence[Node]) -> list[Node]:
+        """Nodes behind the prefix that ``match`` found whose content can be read on the host, in order."""
+        node = found[-1] if found else self._roots.get(root)
+        more: list[Node] = []
+        size = self._block_size
+        if node is None:
+            return more
+        for start in range(len(found) * size, limit - size + 1, size):
+            node = node.children.get(tuple(tokens[start : start + size]))
+            if node is None or node.copy is None or not node.copy.is_written:
+                break
+            more.append(node)
+        return more
+
     def publish(self, root: Hashable, parent: Node | None, tokens: Tokens, blocks: tuple[int, ...]) -> Node:
-        """Make a full, written block findable, or return the node that holds the same prefix already.
+        """Make a full, written block findable, or return the node that holds the same prefix on the device already.
 
         Args:
             root: adapter and salt.
-            parent: node of the block before it; None for the first.
+            parent: node of the block before it, on the device; None for the first.
             tokens: the block's own, exactly ``block_size``.
             blocks: its physical ids, by KV group.
         """
@@ -90,9 +126,12 @@ class PrefixIndex:
         key = tuple(tokens)
         node = parent.children.get(key)
         if node is None:
-            node = parent.children[key] = Node(blocks, key, parent)
-            self._of_block[blocks[0]] = node
-            self.generation += 1
+            node = parent.children[key] = Node(blocks, key, parent, depth=parent.depth + 1)
+        elif node.blocks:
+            return node
+        node.blocks = blocks
+        self._of_block[blocks[0]] = node
+        self.generation += 1
         return node
 
     def firsts(self) -> list[tuple[Hashable, Node]]:
@@ -110,8 +149,27 @@ class PrefixIndex:
             Every node that left, itself first.
         """
         node = self._of_block.get(block)
-        if node is None:
-            return []
+        return [] if node is None else self.remove(node)
+
+    def leave_device(self, node: Node) -> tuple[tuple[int, ...], list[Node]]:
+        """A node whose content the host has, or will have, gives up its blocks, and stays in the tree.
+
+        Returns:
+            The blocks that it had, and the nodes that left the tree, since they were on the device behind it.
+        """
+        blocks = node.blocks
+        del self._of_block[blocks[0]]
+        node.blocks = ()
+        self.generation += 1
+        stranded = [child for child in node.children.values() if child.blocks]
+        return blocks, [gone for child in stranded for gone in self.remove(child)]
+
+    def remove(self, node: Node) -> list[Node]:
+        """A node leaves, and with it all that stand behind it.
+
+        Returns:
+            Every node that left, itself first.
+        """
         assert node.parent is not None
         del node.parent.children[node.key]
         if node.parent.parent is None and not node.parent.children:
@@ -120,7 +178,8 @@ class PrefixIndex:
         while open_:
             node = open_.pop()
             gone.append(node)
-            del self._of_block[node.blocks[0]]
+            if node.blocks:
+                del self._of_block[node.blocks[0]]
             open_.extend(node.children.values())
             node.children = {}
         self.generation += 1
@@ -128,13 +187,26 @@ class PrefixIndex:
 
     def clear(self) -> list[Node]:
         """Forget everything; returns every node that left."""
-        gone = list(self._of_block.values())
-        for node in gone:
+        gone: list[Node] = []
+        open_ = [node for root in self._roots.values() for node in root.children.values()]
+        while open_:
+            node = open_.pop()
+            gone.append(node)
+            open_.extend(node.children.values())
             node.children = {}
         self._of_block.clear()
         self._roots.clear()
         self.generation += 1
         return gone
+
+    def num_copies(self) -> int:
+        """Nodes that have a copy on the host. O(nodes)."""
+        count, open_ = 0, list(self._roots.values())
+        while open_:
+            node = open_.pop()
+            count += node.copy is not None
+            open_.extend(node.children.values())
+        return count
 
     def problems(self) -> list[str]:
         """What is wrong with the tree, a sentence each."""
@@ -146,8 +218,12 @@ class PrefixIndex:
             if node.blocks:
                 reached[node.blocks[0]] = node
             for key, child in node.children.items():
-                if child.parent is not node or child.key != key:
+                if child.parent is not node or child.key != key or child.depth != node.depth + 1:
                     found.append(f"block {child.blocks} hangs under a block that is not its parent")
+                if not child.blocks and child.copy is None:
+                    found.append(f"a prefix of {child.depth} blocks is neither on the device nor on the host")
+                if child.blocks and not node.blocks and node.parent is not None:
+                    found.append(f"block {child.blocks} is on the device, the block before it is not")
                 open_.append(child)
         if reached != self._of_block:
             found.append(f"{len(reached)} prefix blocks can be reached, {len(self._of_block)} are known")

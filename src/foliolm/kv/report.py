@@ -44,8 +44,8 @@ def prefix_report(kv: KVManager) -> list[dict[str, Any]]:
     """The prefixes behind which most blocks hang, those that contain one another left out. O(prefix blocks).
 
     Each is followed from its first block to where it branches or ends: ``tokens`` of it are in common to all that hangs
-    behind it, ``blocks`` are kept of it and of that, ``branches`` begin there, ``holders`` requests hold its first
-    block, and ``token_ids`` are its first few.
+    behind it, ``blocks`` are kept of it and of that (``host_blocks`` of them on the host alone), ``branches`` begin
+    there, ``holders`` requests hold its first block, and ``token_ids`` are its first few.
     """
     found = []
     for root, first in kv.prefix_roots():
@@ -53,13 +53,15 @@ def prefix_report(kv: KVManager) -> list[dict[str, Any]]:
         while len(node.children) == 1:
             node = next(iter(node.children.values()))
             path += 1
+        blocks, host_blocks = _count(first)
         adapter, salt = root if isinstance(root, tuple) else (None, root)
         found.append(
             {
                 "tokens": path * kv.block_size,
-                "blocks": _count(first),
+                "blocks": blocks,
+                "host_blocks": host_blocks,
                 "branches": len(node.children),
-                "holders": kv.holders(first.blocks[0]),
+                "holders": kv.holders(first.blocks[0]) if first.blocks else 0,
                 "adapter": adapter,
                 "salted": salt is not None,
                 "token_ids": list(first.key)[:16] if isinstance(first.key, tuple) else [],
@@ -69,10 +71,12 @@ def prefix_report(kv: KVManager) -> list[dict[str, Any]]:
     return found[:TOP]
 
 
-def _count(node: Node) -> int:
-    total, open_ = 0, [node]
+def _count(node: Node) -> tuple[int, int]:
+    """Blocks of a node and of all behind it, and how many of them are on the host alone."""
+    total, on_host, open_ = 0, 0, [node]
     while open_:
         node = open_.pop()
         total += 1
+        on_host += not node.blocks
         open_.extend(node.children.values())
-    return total
+    return total, on_host

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from foliolm.core.plan import DecisionKind
+from foliolm.core.plan import NOBODY, DecisionKind
 from foliolm.core.record import TERMS, StepRecord
 from foliolm.core.timeline import RequestTimeline, ordered
 from foliolm.ledger.accounts import knee_batch, kv_bytes_of_context, read_per_output_token, weight_bytes_per_step
@@ -94,6 +94,25 @@ class GaveWay:
 
 
 @dataclass(frozen=True, slots=True)
+class OnHost:
+    """What the host pool did for the prefix cache.
+
+    Attributes:
+        moved_blocks, loaded_blocks: evicted prefix blocks copied there, and blocks copied back.
+        requests: that took their prompt's beginning from there.
+        copy_s, compute_s: predicted seconds of those requests' prompts as it was done, and had they been computed.
+        declined: requests for which computing was predicted to be cheaper.
+    """
+
+    moved_blocks: int
+    loaded_blocks: int
+    requests: int
+    copy_s: float
+    compute_s: float
+    declined: int
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """All of it; seconds unless the name says otherwise.
 
@@ -110,6 +129,7 @@ class Explanation:
         gave_way: the newest of these, with reasons and predicted costs.
         treatments: preemptions by treatment.
         swapped_bytes: moved between device and host.
+        on_host: prefixes that were evicted and lived on there.
         point: of the decode steps; None where there were none or no cost model.
         bandwidth_share, flops_share: bytes and FLOPs of all steps over what the machine could in the busy time.
         slow: the slowest against prediction.
@@ -132,6 +152,7 @@ class Explanation:
     gave_way: tuple[GaveWay, ...]
     treatments: dict[str, int]
     swapped_bytes: int
+    on_host: OnHost
     point: OperatingPoint | None
     bandwidth_share: float | None
     flops_share: float | None
@@ -172,6 +193,7 @@ def explain(run: LedgerRun) -> Explanation:
         gave_way=gave_way[-MOST_GAVE_WAY:],
         treatments=dict(Counter(one.treatment for one in gave_way)),
         swapped_bytes=sum(note.num_bytes for step in steps for note in step.swapped),
+        on_host=_on_host(steps),
         point=None if cost is None else _operating_point(steps, cost),
         bandwidth_share=work_bytes / (busy * cost.bandwidth) if cost is not None and busy else None,
         flops_share=work_flops / (busy * cost.flops) if cost is not None and busy else None,
@@ -263,6 +285,27 @@ def _gave_way(steps: Sequence[StepRecord]) -> tuple[GaveWay, ...]:
                     )
                 )
     return tuple(found)
+
+
+def _on_host(steps: Sequence[StepRecord]) -> OnHost:
+    moved = loaded = requests = declined = 0
+    copy_s = compute_s = 0.0
+    for step in steps:
+        taken = set()
+        for one in step.decisions:
+            costs = dict(one.predicted_s)
+            if one.kind is not DecisionKind.ADMIT or (one.reason != "prefix_from_host" and "copy" not in costs):
+                continue
+            if one.reason != "prefix_from_host":
+                declined += 1
+                continue
+            taken.add(one.request_id)
+            copy_s += costs.get("copy", 0.0)
+            compute_s += costs.get("compute", 0.0)
+        requests += len(taken)
+        moved += sum(note.blocks_out for note in step.swapped if note.request_id == NOBODY)
+        loaded += sum(note.blocks_in for note in step.swapped if note.request_id in taken)
+    return OnHost(moved, loaded, requests, copy_s, compute_s, declined)
 
 
 def _operating_point(steps: Sequence[StepRecord], cost: StepCost) -> OperatingPoint | None:

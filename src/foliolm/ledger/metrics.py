@@ -49,6 +49,8 @@ class StatsLike(Protocol):
     @property
     def prefix_cache_hits(self) -> int: ...  # noqa: D102
     @property
+    def prefix_cache_host_hits(self) -> int: ...  # noqa: D102
+    @property
     def swap_out_bytes(self) -> int: ...  # noqa: D102
     @property
     def swap_in_bytes(self) -> int: ...  # noqa: D102
@@ -57,11 +59,17 @@ class StatsLike(Protocol):
     @property
     def host_blocks_used(self) -> int: ...  # noqa: D102
     @property
+    def host_blocks_cached(self) -> int: ...  # noqa: D102
+    @property
     def prompt_forked_tokens(self) -> int: ...  # noqa: D102
     @property
     def kv_blocks_copied(self) -> int: ...  # noqa: D102
     @property
     def kv_blocks_evicted(self) -> int: ...  # noqa: D102
+    @property
+    def kv_blocks_offloaded(self) -> int: ...  # noqa: D102
+    @property
+    def kv_blocks_loaded(self) -> int: ...  # noqa: D102
     @property
     def kv_blocks_idle(self) -> int: ...  # noqa: D102
     @property
@@ -99,7 +107,10 @@ class Metrics:
         self.num_requests_running = self._gauge("num_requests_running", "Requests in execution now.")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests that wait now.")
         self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all of them.")
-        self.host_pool_usage_perc = self._gauge("host_pool_usage_perc", "Host slots for KV in use; 1 means all.")
+        self.host_pool_usage_perc = self._gauge(
+            "host_pool_usage_perc", "Host slots that requests which gave way use; 1 means all."
+        )
+        self.host_blocks_cached = self._gauge("host_blocks_cached", "Host slots that keep an evicted prefix block.")
         self.kv_blocks_idle = self._gauge("kv_blocks_idle", "Free KV blocks that keep a prefix.")
         self.kv_unused_tokens = self._gauge(
             "kv_unused_tokens", "Positions without a token in KV blocks that requests hold; at most p − 1 a request."
@@ -116,10 +127,13 @@ class Metrics:
                 ("engine_deaths", "Times an engine's process ended by itself."),
                 ("engine_restarts", "Times an engine's process was started again."),
                 ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
-                ("prefix_cache_hits", "Tokens found in the prefix cache."),
+                ("prefix_cache_hits", "Tokens found in the prefix cache, on the device and on the host."),
+                ("prefix_cache_host_hits", "Of these, tokens found on the host."),
                 ("prompt_forked_tokens", "Prompt tokens that siblings (n, beams) took over from one another."),
                 ("kv_blocks_copied", "Shared KV blocks that were copied because one of their holders wrote."),
-                ("kv_blocks_evicted", "Idle KV blocks whose prefix gave way."),
+                ("kv_blocks_evicted", "Idle KV blocks whose prefix gave way on the device."),
+                ("kv_blocks_offloaded", "Of these, blocks whose content the host kept."),
+                ("kv_blocks_loaded", "Prefix blocks copied back from the host."),
                 ("prompt_tokens", "Prompt tokens of requests that reached their first token."),
                 ("generation_tokens", "Tokens sampled."),
             )
@@ -185,6 +199,7 @@ class Metrics:
         self.kv_cache_usage_perc.labels(*labels).set(usage)
         host = stats.host_blocks_used / stats.host_blocks_total if stats.host_blocks_total else 0.0
         self.host_pool_usage_perc.labels(*labels).set(host)
+        self.host_blocks_cached.labels(*labels).set(stats.host_blocks_cached)
         self.kv_blocks_idle.labels(*labels).set(stats.kv_blocks_idle)
         self.kv_blocks_shared.labels(*labels).set(stats.kv_blocks_shared)
         self.kv_unused_tokens.labels(*labels).set(stats.kv_unused_tokens)
@@ -192,11 +207,14 @@ class Metrics:
             "prompt_forked_tokens",
             "kv_blocks_copied",
             "kv_blocks_evicted",
+            "kv_blocks_offloaded",
+            "kv_blocks_loaded",
             "num_preemptions",
             "num_failed_steps",
             "recomputed_tokens",
             "prefix_cache_queries",
             "prefix_cache_hits",
+            "prefix_cache_host_hits",
             "swap_out_bytes",
             "swap_in_bytes",
         ):

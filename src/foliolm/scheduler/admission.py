@@ -15,6 +15,9 @@ from foliolm.scheduler.budget import PrefillBudget
 from foliolm.scheduler.promises import PrefixPromises
 from foliolm.scheduler.request import Request
 
+Costs = tuple[tuple[str, float], ...]
+"""Predicted seconds by what might be done."""
+
 
 class Outcome(enum.Enum):
     """ADMIT: it runs in this step. SKIP: those behind it may try. STOP: nobody behind it may overtake."""
@@ -32,11 +35,13 @@ class Attempt:
         outcome: see ``Outcome``.
         decision: the reason.
         closed: for STOP and SKIP: what closed the step for it.
+        from_host: for ADMIT: what the host has of its prompt is copied.
     """
 
     outcome: Outcome
     decision: Decision
     closed: Closed = Closed.EMPTY
+    from_host: bool = False
 
 
 def check_possible(request: EngineRequest, config: SchedulerConfig, kv: KVManager) -> None:
@@ -89,6 +94,7 @@ class Admission:
         landed: whether a step has been committed.
         worth: predicted seconds of waiting for a prefix and of computing it, by known, awaited and uncached tokens;
             empty where nothing is known.
+        worth_copying: whether a request whose match goes on on the host takes that, and the predicted seconds.
     """
 
     def __init__(
@@ -98,7 +104,8 @@ class Admission:
         promises: PrefixPromises,
         swap: SwapSpace,
         landed: Callable[[int], bool],
-        worth: Callable[[int, int, int], tuple[tuple[str, float], ...]] = lambda known, awaited, uncached: (),
+        worth: Callable[[int, int, int], Costs],
+        worth_copying: Callable[[Request], tuple[bool, Costs]],
     ) -> None:
         self._config = config
         self._kv = kv
@@ -106,6 +113,7 @@ class Admission:
         self._swap = swap
         self._landed = landed
         self._worth = worth
+        self._worth_copying = worth_copying
 
     def match(self, request: Request) -> PrefixMatch:
         """The known prefix of a waiting request; looked up again whenever the index has changed."""
@@ -118,6 +126,12 @@ class Admission:
             request.match = self._kv.match(request.root, request.tokens)
             request.match_generation = generation
         return request.match
+
+    def known_tokens(self, request: Request) -> int:
+        """Leading tokens of a waiting request that it need not compute: cached, or worth copying from the host."""
+        match = self.match(request)
+        from_host = match.on_host and self._worth_copying(request)[0]
+        return match.num_tokens + (len(match.on_host) * self._kv.block_size if from_host else 0)
 
     def uncached_share(self, request: Request) -> float:
         """Share of its tokens that a waiting request would have to compute, 0 to 1."""
@@ -153,8 +167,10 @@ class Admission:
         headroom = self._config.watermark_blocks if num_running else 0
         match = self.match(request)
         held = self._swap.get(rid) if self._swap.usable(rid, match) else None
-        uncached = request.num_tokens - (match.num_tokens if held is None else held.num_tokens)
-        awaited = self._awaited(request, match, uncached) if held is None else None
+        from_host, costs = self._worth_copying(request) if match.on_host and held is None else (False, ())
+        known = match.num_tokens + (len(match.on_host) * self._kv.block_size if from_host else 0)
+        uncached = request.num_tokens - (known if held is None else held.num_tokens)
+        awaited = self._awaited(request, known, uncached) if held is None else None
         if awaited is not None:
             return Attempt(Outcome.SKIP, awaited, Closed.EMPTY)
         needed = self._kv.blocks_for(request.num_tokens) - len(match.nodes) + match.num_idle
@@ -173,10 +189,11 @@ class Admission:
             # Only a long prompt can be turned away with tokens left over: those are for short ones behind it.
             outcome = Outcome.SKIP if budget.left > 0 and budget.reserves_for_short else Outcome.STOP
             return Attempt(outcome, wait, Closed.TOKENS)
-        reason = "fits" if held is None else "swapped_in"
-        return Attempt(Outcome.ADMIT, Decision(DecisionKind.ADMIT, rid, reason, needed, available))
+        reason = "prefix_from_host" if from_host else "fits" if held is None else "swapped_in"
+        admit = Decision(DecisionKind.ADMIT, rid, reason, needed, available, predicted_s=costs)
+        return Attempt(Outcome.ADMIT, admit, from_host=from_host)
 
-    def _awaited(self, request: Request, match: PrefixMatch, uncached: int) -> Decision | None:
+    def _awaited(self, request: Request, known: int, uncached: int) -> Decision | None:
         """The reason to wait for tokens that somebody else is computing for it right now, or None.
 
         Whoever computes them is ahead, so that waiting takes no longer than computing the same tokens out of the same
@@ -185,7 +202,6 @@ class Admission:
         """
         if not self._shares(request):
             return None
-        known = match.num_tokens
         awaited, owner = self._promises.ahead(request, known)
         if owner is None:
             return None

@@ -28,6 +28,8 @@ class Committer:
         Results of requests that have ended since the step was planned are dropped.
         """
         flight = self._land(plan)
+        if flight.offloaded and self._state.kv.host is not None:
+            self._state.kv.host.written(flight.offloaded)
         if self._state.config.enable_prefix_caching:
             self._publish(plan, flight)
         outputs: list[TokenOutput] = []
@@ -46,6 +48,8 @@ class Committer:
     def fail(self, plan: StepPlan, message: str, now: int) -> list[TokenOutput]:
         """A step raised: its requests end with an error; nobody else is touched."""
         flight = self._land(plan)
+        if flight.offloaded and self._state.kv.host is not None:
+            self._state.kv.host.failed(flight.offloaded)
         for rid in flight.swapped_out:
             request = self._state.requests.get(rid)
             if request is not None and request.is_swapped and request.swap_step == plan.step_id:

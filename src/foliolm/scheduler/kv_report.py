@@ -17,13 +17,19 @@ def kv_report(state: SchedulerState) -> dict[str, Any]:
 
     Counts are blocks of one KV group and tokens; ``waste`` is what lies unused in last blocks, against the bound of
     p − 1 tokens a request. ``hits`` are prompt tokens at first admissions, by where they were found: in the prefix
-    cache, or with a sibling that had just computed them; what was computed, lost and found again counts for neither.
+    cache on the device, in what the host keeps of it, or with a sibling that had just computed them; what was computed,
+    lost and found again counts for none. Of the host's blocks requests that gave way hold those ``used``, evicted
+    prefixes those ``cached``; ``reuse`` is how often a block that was moved there is wanted again, as it looks so far.
     """
     kv, counters = state.kv, state.counters
     owners = sorted((_owner(state, request) for request in state.running()), key=lambda one: -one["blocks"])
     unused = sum(one["unused_tokens"] for one in owners)
     queries = counters.prefix_queries + counters.forked_tokens
-    sources = {"prefix_cache": counters.prefix_hits, "siblings": counters.forked_tokens}
+    sources = {
+        "prefix_cache": counters.prefix_hits - counters.host_hits,
+        "host": counters.host_hits,
+        "siblings": counters.forked_tokens,
+    }
     return {
         **pool_report(kv),
         "owners": owners[:MOST_OWNERS],
@@ -31,8 +37,12 @@ def kv_report(state: SchedulerState) -> dict[str, Any]:
         "num_waiting": state.num_waiting,
         "host": {
             "blocks": state.swap.pool.num_slots,
-            "used": state.swap.pool.num_used,
+            "used": len(state.swap.slots()),
             "requests": sorted(state.swap.request_ids()),
+            "cached": 0 if kv.host is None else len(kv.host),
+            "reuse": None if kv.host is None else round(kv.host.reuse.rate, 5),
+            "moved_blocks": 0 if kv.host is None else kv.host.moved_blocks,
+            "loaded_blocks": counters.loaded_blocks,
         },
         "prefixes": prefix_report(kv),
         "hits": {
@@ -44,6 +54,7 @@ def kv_report(state: SchedulerState) -> dict[str, Any]:
         },
         "copied_blocks": counters.copied_blocks,
         "evicted_blocks": kv.evicted_blocks,
+        "offloaded_blocks": kv.offloaded_blocks,
         "waste": {"tokens": unused, "bound_tokens": len(owners) * (kv.block_size - 1)},
     }
 

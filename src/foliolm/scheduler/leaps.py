@@ -28,7 +28,8 @@ def like_steps(state: SchedulerState, is_full: bool) -> int:
     count = decodes.next_end() - decodes.tick
     if count < 1:
         return 0
-    free, size = kv.num_free, state.config.block_size
+    # Copies of what is evicted belong to a step, so that no leap evicts where these may be made.
+    free, size = kv.num_free if kv.host is None else kv.num_free - kv.num_idle, state.config.block_size
     if free < len(decodes) * -(-count // size):  # not surely enough: count what each step takes
         for index in range(count):
             free -= len(decodes.crossing_at(decodes.tick + index))

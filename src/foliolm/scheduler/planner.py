@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from foliolm.core.plan import Admission as AdmissionNote
 from foliolm.core.plan import (
+    NOBODY,
     BlockCopy,
     Closed,
     Decision,
@@ -18,17 +18,17 @@ from foliolm.core.plan import (
     Row,
     StepPlan,
 )
+from foliolm.core.plan import Admission as AdmissionNote
 from foliolm.core.protocols import ChunkBudget, Prices
-from foliolm.scheduler.admission import Admission, Outcome
+from foliolm.scheduler.admission import Admission, Attempt, Outcome
 from foliolm.scheduler.budget import PrefillBudget
+from foliolm.scheduler.offloading import Offloading
 from foliolm.scheduler.request import Request, State
 from foliolm.scheduler.state import Flight, SchedulerState
 from foliolm.scheduler.treatments import Treatment, Treatments
 
 ALL_DECODES = -1
 """Stands for a request id in a decision about every steady decode."""
-NOBODY = -2
-"""Stands for a request id in a decision about blocks that nobody holds."""
 MAX_SKIPS = 32
 """Requests that one step passes over before it stops looking: a bound on a step's work, not on anyone's wait."""
 MOST_YIELDS = 4
@@ -77,8 +77,15 @@ class Planner:
         self._config = state.config
         self._kv = state.kv
         self._treatments = Treatments(state, prices)
+        self._offloading = Offloading(state, prices)
         self._admission = Admission(
-            state.config, state.kv, state.promises, state.swap, state.landed, self._treatments.waiting_or_computing
+            state.config,
+            state.kv,
+            state.promises,
+            state.swap,
+            state.landed,
+            self._treatments.waiting_or_computing,
+            self._offloading.worth_copying,
         )
         self._step_id = 0
         if state.config.scheduling_policy == "prefix":
@@ -87,7 +94,7 @@ class Planner:
         self._whole_prompts = state.config.mode != "chunked"
         self._batch_open = True
         self._prompt_steps = 0
-        self._evicted = 0
+        self._evicted = self._offloaded = 0
 
     def plan(self, now: int) -> StepPlan:
         """The next step. One without rows need not be run: there is nothing to do, or nothing until a commit."""
@@ -112,8 +119,8 @@ class Planner:
         return self._seal(draft)
 
     def known_tokens(self, request: Request) -> int:
-        """Leading tokens of a request that has arrived that are in the prefix cache."""
-        return self._admission.match(request).num_tokens
+        """Leading tokens of a request that has arrived that it need not compute."""
+        return self._admission.known_tokens(request)
 
     @property
     def is_full(self) -> bool:
@@ -339,7 +346,7 @@ class Planner:
             attempt = self._admission.attempt(head, budget, self._state.num_running + self._state.seats, self._newest())
             if attempt.outcome is Outcome.ADMIT:
                 waiting.take(head)
-                self._start(head, attempt.decision, budget, draft)
+                self._start(head, attempt, budget, draft)
                 continue
             draft.waits[head.request_id] = attempt.decision
             draft.closed = attempt.closed
@@ -359,7 +366,7 @@ class Planner:
         others = {request.source.tenant for request in self._state.prefilling.values()}
         return bool(others) and all(mine < served.served(tenant, tick) for tenant in others)
 
-    def _start(self, request: Request, decision: Decision, budget: PrefillBudget, draft: _Draft) -> None:
+    def _start(self, request: Request, attempt: Attempt, budget: PrefillBudget, draft: _Draft) -> None:
         rid = request.request_id
         match = self._admission.match(request)
         sharing = self._config.enable_prefix_caching
@@ -367,22 +374,26 @@ class Planner:
         if self._state.swap.usable(rid, match):
             draft.tables[rid] = self._state.swap_in(request, match, root)
         else:
-            self._state.lose_swapped(request, match.num_tokens)
-            draft.tables[rid] = self._kv.allocate(rid, request.num_tokens, match, root)
-            request.num_computed = match.num_tokens
+            if attempt.from_host:
+                draft.tables[rid] = self._state.load_prefix(request, match, root)
+            else:
+                draft.tables[rid] = self._kv.allocate(rid, request.num_tokens, match, root)
+                request.num_computed = match.num_tokens
+            self._state.lose_swapped(request, request.num_computed)
         family = request.family
         if family is not None and family.beam is not None:
             self._kv.reserve(rid, family.spare_blocks(self._kv))
             family.seats = family.beam.width - 1
             self._state.seats += family.seats
         draft.waits.pop(rid, None)
-        draft.decisions.append(decision)
+        draft.decisions.append(attempt.decision)
         draft.admissions.append(_note(request, request.num_computed))
         if sharing and request.root is not None:
             if not request.admitted_ns:
-                request.num_cached = match.num_tokens
+                request.num_cached = request.num_computed
                 self._state.counters.prefix_queries += request.num_prompt
-                self._state.counters.prefix_hits += match.num_tokens
+                self._state.counters.prefix_hits += request.num_cached
+                self._state.counters.host_hits += request.num_cached - match.num_tokens
             self._state.promises.make(request, request.num_computed)
         if self._state.served is not None:
             self._state.served.charge(request, request.num_tokens - request.num_computed)
@@ -443,14 +454,12 @@ class Planner:
 
     def _seal(self, draft: _Draft) -> StepPlan:
         state = self._state
-        if self._kv.evicted_blocks > self._evicted:
-            count = self._kv.evicted_blocks - self._evicted
-            self._evicted = self._kv.evicted_blocks
-            draft.decisions.append(Decision(DecisionKind.EVICT, NOBODY, "idle_prefixes", count, self._kv.num_free))
+        self._say_evicted(draft)
         decisions = (*draft.decisions, *draft.waits.values())
         if not draft.rows and not draft.decodes.request_ids:
             return StepPlan(draft.step_id, draft.now, decisions=decisions, closed=draft.closed)
         begun = [request for request in state.begun if request.request_id in state.requests]
+        offloaded = state.take_offloaded()
         plan = StepPlan(
             step_id=draft.step_id,
             time_ns=draft.now,
@@ -479,13 +488,30 @@ class Planner:
             for row in plan.rows:
                 residencies[row.request_id] = state.requests[row.request_id].num_preemptions
         tick = draft.decodes.tick if draft.decodes.request_ids else -1
-        flight = Flight(plan.step_id, tick, draft.ending, residencies)
+        flight = Flight(plan.step_id, tick, draft.ending, residencies, offloaded=offloaded)
         if plan.swapped:
             self._seal_swaps(flight)
         state.flights.append(flight)
         state.counters.steps += 1
         self._step_id = plan.step_id
         return plan
+
+    def _say_evicted(self, draft: _Draft) -> None:
+        """What room cost that nobody had to give way for: prefixes that are lost, and those that the host keeps."""
+        kv = self._kv
+        if kv.evicted_blocks == self._evicted:
+            return
+        kept = kv.offloaded_blocks - self._offloaded
+        lost = kv.evicted_blocks - self._evicted - kept
+        self._evicted, self._offloaded = kv.evicted_blocks, kv.offloaded_blocks
+        if lost:
+            draft.decisions.append(Decision(DecisionKind.EVICT, NOBODY, "idle_prefixes", lost, kv.num_free))
+        if kept > 0:
+            costs = self._offloading.take_costs()
+            decision = Decision(
+                DecisionKind.EVICT, NOBODY, "prefix_to_host", kept, self._state.swap.pool.num_free, None, costs
+            )
+            draft.decisions.append(decision)
 
     def _seal_swaps(self, flight: Flight) -> None:
         state = self._state

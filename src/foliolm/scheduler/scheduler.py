@@ -36,10 +36,14 @@ class SchedulerStats:
         num_preemptions, recomputed_tokens, num_steps: totals since the start.
         kv_blocks_idle: free blocks that keep a prefix.
         prefix_queries, prefix_hits: tokens looked up and found in the prefix cache, totals.
-        evicted_blocks: idle blocks whose prefix gave way, total.
+        host_hits: of the tokens found, those on the host.
+        evicted_blocks: idle blocks whose prefix gave way on the device, total.
+        offloaded_blocks: of these, those whose content the host keeps, total.
+        loaded_blocks: prefix blocks copied back from the host, total.
         num_swaps: preemptions that moved KV to the host, total.
         swap_out_bytes, swap_in_bytes: moved to the host and back, totals.
-        host_blocks_total, host_blocks_used: slots of the host pool, and those in use.
+        host_blocks_total, host_blocks_used: slots of the host pool, and those that requests which gave way use.
+        host_blocks_cached: slots that keep an evicted prefix block; whoever gives way may have them.
         kv_blocks_shared: blocks that more than one request holds.
         kv_unused_tokens: positions in blocks that requests hold with no token in them; at most p − 1 a request.
         forked_tokens: prompt tokens that siblings took over from one another, total.
@@ -57,12 +61,16 @@ class SchedulerStats:
     kv_blocks_idle: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    host_hits: int = 0
     evicted_blocks: int = 0
+    offloaded_blocks: int = 0
+    loaded_blocks: int = 0
     num_swaps: int = 0
     swap_out_bytes: int = 0
     swap_in_bytes: int = 0
     host_blocks_total: int = 0
     host_blocks_used: int = 0
+    host_blocks_cached: int = 0
     kv_blocks_shared: int = 0
     kv_unused_tokens: int = 0
     forked_tokens: int = 0
@@ -220,6 +228,7 @@ class Scheduler:
         """Counts as of now; O(1)."""
         state = self._state
         kv = state.kv
+        cached = 0 if kv.host is None else len(kv.host)
         return SchedulerStats(
             num_running=state.num_running,
             num_waiting=state.num_waiting,
@@ -232,12 +241,16 @@ class Scheduler:
             kv_blocks_idle=kv.num_idle,
             prefix_queries=state.counters.prefix_queries,
             prefix_hits=state.counters.prefix_hits,
+            host_hits=state.counters.host_hits,
             evicted_blocks=kv.evicted_blocks,
+            offloaded_blocks=kv.offloaded_blocks,
+            loaded_blocks=state.counters.loaded_blocks,
             num_swaps=state.counters.swaps,
             swap_out_bytes=state.counters.swap_out_bytes,
             swap_in_bytes=state.counters.swap_in_bytes,
             host_blocks_total=state.swap.pool.num_slots,
-            host_blocks_used=state.swap.pool.num_used,
+            host_blocks_used=state.swap.pool.num_used - cached,
+            host_blocks_cached=cached,
             kv_blocks_shared=kv.num_shared_blocks,
             kv_unused_tokens=state.unused_tokens,
             forked_tokens=state.counters.forked_tokens,
@@ -249,7 +262,11 @@ class Scheduler:
         return kv_report(self._state)
 
     def reset_prefix_cache(self) -> int:
-        """Forget every shared prefix; running requests keep their blocks. Returns how many blocks kept one."""
+        """Forget every shared prefix, on the host too; running requests keep their blocks.
+
+        Returns:
+            How many blocks kept a prefix, those on the host alone included.
+        """
         return self._state.kv.reset_prefixes()
 
     def problems(self) -> list[str]:

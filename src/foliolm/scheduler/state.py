@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from foliolm.core.plan import BlockSwap, Fork, LogitsAt, StepPlan, SwapNote
+from foliolm.core.plan import NOBODY, BlockSwap, Fork, LogitsAt, StepPlan, SwapNote
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.kv import HostPool, KVManager, PrefixMatch, SwapSpace
+from foliolm.kv.offload import Offloaded
 from foliolm.scheduler.decodes import DecodeSet
 from foliolm.scheduler.fairness import ServedTokens
 from foliolm.scheduler.families import Families, Family
@@ -28,6 +29,7 @@ class Flight:
         residencies: by request id of its rows other than decodes, how often it had been preempted: a request that
             comes back holds other blocks than those that this step wrote.
         swapped_out: requests whose KV it moves to the host.
+        offloaded: evicted prefix blocks that it copies there.
     """
 
     step_id: int
@@ -35,6 +37,7 @@ class Flight:
     ending: list[Request] = field(default_factory=list)
     residencies: dict[int, int] = field(default_factory=dict)
     swapped_out: list[int] = field(default_factory=list)
+    offloaded: list[Offloaded] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -49,6 +52,8 @@ class Counters:
         steps: plans with rows.
         prefix_queries, prefix_hits: tokens looked up, and found, at first admissions; a resumed request counts for
             neither.
+        host_hits: of the tokens found, those on the host.
+        loaded_blocks: prefix blocks copied back from the host, whoever wanted them.
         forked_tokens: prompt tokens that siblings took over from the one that had computed them.
         copied_blocks: shared blocks that were copied because one of their holders wrote.
     """
@@ -61,6 +66,8 @@ class Counters:
     steps: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    host_hits: int = 0
+    loaded_blocks: int = 0
     forked_tokens: int = 0
     copied_blocks: int = 0
 
@@ -149,8 +156,8 @@ class SchedulerState:
         return self.served.least(tenants, self.decodes.tick)
 
     def host_room(self, wanted: int) -> int:
-        """Host slots that ``wanted`` of could be handed out now."""
-        return self.swap.pool.num_free
+        """Host slots that can be given to a request that gives way, counted no further than ``wanted``."""
+        return self.swap.pool.num_free if self.kv.host is None else self.kv.host.room(wanted)
 
     def landed(self, step_id: int) -> bool:
         """True once a step has been committed."""
@@ -158,6 +165,8 @@ class SchedulerState:
 
     def swap_out(self, request: Request, num_computed: int) -> None:
         """Have the next plan move a running request's KV to the host; the caller withdraws it then."""
+        if self.kv.host is not None:
+            self.kv.host.reclaim(self.swap.slots_for(request.request_id, num_computed))
         copies = self.swap.out(request.request_id, num_computed)
         blocks = len(copies) // len(self.kv.specs)
         moved = blocks * self._bytes_per_block
@@ -181,6 +190,29 @@ class SchedulerState:
         request.is_swapped = False
         request.num_computed = held.num_tokens
         return table
+
+    def load_prefix(self, request: Request, match: PrefixMatch, root: Hashable | None) -> tuple[tuple[int, ...], ...]:
+        """Give a request its blocks, those behind the match to be filled from the host by the next plan."""
+        table, copies = self.kv.allocate_from_host(request.request_id, request.num_tokens, match, root)
+        blocks = len(match.on_host)
+        moved = blocks * self._bytes_per_block
+        self.swaps_in += copies
+        self.swap_notes.append(SwapNote(request.request_id, blocks_in=blocks, num_bytes=moved))
+        self.counters.swap_in_bytes += moved
+        self.counters.loaded_blocks += blocks
+        request.num_computed = match.num_tokens + blocks * self.config.block_size
+        return table
+
+    def take_offloaded(self) -> list[Offloaded]:
+        """Have the plan in the making copy evicted prefix blocks to the host; whose they are."""
+        if self.kv.host is None or not self.kv.host.num_moving:
+            return []
+        copies, offloaded = self.kv.host.seal()
+        moved = len(offloaded) * self._bytes_per_block
+        self.swaps_out += copies
+        self.swap_notes.append(SwapNote(NOBODY, blocks_out=len(offloaded), num_bytes=moved))
+        self.counters.swap_out_bytes += moved
+        return offloaded
 
     def lose_swapped(self, request: Request, cached: int = 0) -> None:
         """What the host keeps of a request, if anything, is of no use; all but ``cached`` tokens is computed again."""
@@ -252,7 +284,8 @@ class SchedulerState:
                     f"request {request.request_id} holds {self.kv.holds(request.request_id)} blocks "
                     f"for {tokens} tokens of which none may be missing or spare"
                 )
-        found.extend(self.swap.pool.problems(self.swap.slots()))
+        cached = [] if self.kv.host is None else self.kv.host.slots()
+        found.extend(self.swap.pool.problems([*self.swap.slots(), *cached]))
         found.extend(f"request {rid} has KV on the host and does not wait" for rid in self.swap.request_ids() - waiting)
         if not self.requests and not self.flights and self.kv.num_free != self.kv.num_usable:
             found.append(f"nobody lives, but {self.kv.num_usable - self.kv.num_free} blocks are not free")

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from foliolm.ledger.explain import Explanation, OperatingPoint, request_lines
+from foliolm.ledger.explain import Explanation, OnHost, OperatingPoint, request_lines
 from foliolm.ledger.reading import LedgerRun
 from foliolm.simulate.advice import Advice, Advised
 
@@ -77,6 +77,7 @@ def print_run(run: LedgerRun, said: Explanation, advised: Advised | None, why_no
         f"budgets closed by: {share}; preemptions: {said.preemptions}"
     )
     _print_gave_way(console, said)
+    _print_on_host(console, said.on_host)
     if said.point is not None:
         _print_point(console, said.point)
     if said.bandwidth_share is not None and said.flops_share is not None:
@@ -124,6 +125,19 @@ def _print_gave_way(console: Console, said: Explanation) -> None:
     if said.preemptions > len(shown):
         table.add_row("…", "", "", "", "", f"{said.preemptions - len(shown)} more before")
     console.print(table)
+
+
+def _print_on_host(console: Console, on_host: OnHost) -> None:
+    if not on_host.moved_blocks and not on_host.loaded_blocks:
+        return
+    taken = ""
+    if on_host.requests:
+        taken = (
+            f"; {on_host.requests} requests took {on_host.loaded_blocks} blocks back: their prompts were predicted to "
+            f"take {seconds_text(on_host.copy_s)} so, and {seconds_text(on_host.compute_s)} computed"
+        )
+    declined = f"; for {on_host.declined} it was cheaper to compute" if on_host.declined else ""
+    console.print(f"evicted prefixes: {on_host.moved_blocks} blocks moved to the host{taken}{declined}")
 
 
 def _print_point(console: Console, point: OperatingPoint) -> None:
