@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from foliolm.core.plan import Closed, StepPlan
@@ -45,7 +46,9 @@ class SteadyExecutor(Protocol):
         """Whether it can for its model."""
         ...
 
-    def steady(self, num_decodes: int, context: int, longest: int, most: int, until_ns: int | None) -> list[int]:
+    def steady(
+        self, num_decodes: int, context: int, longest: Callable[[], int], most: int, until_ns: int | None
+    ) -> list[int]:
         """Run up to ``most`` steps of the same decodes; nanoseconds of each."""
         ...
 
@@ -79,6 +82,10 @@ class SteadyCost(Protocol):
             context: their contexts together.
             longest: the longest of them.
         """
+        ...
+
+    def steady_line(self, num_decodes: int) -> tuple[float, float] | None:
+        """Where ``steady_seconds`` is ``fixed + context · each`` to the last bit: (fixed, each); else None."""
         ...
 
 

@@ -163,7 +163,7 @@ class Engine:
         plan, handle = self.in_flight.popleft()
         return self._commit(plan, handle)
 
-    def leap(self, until_ns: int | None) -> tuple[int, list[int], list[int]] | None:
+    def leap(self, until_ns: int | None) -> tuple[int, list[int], list[int], int] | None:
         """Take the coming steps at once, where they only decode and nobody reads them one by one.
 
         Only in virtual time. Everything is as after so many calls of ``step``, but for step records.
@@ -172,19 +172,22 @@ class Engine:
             until_ns: no step is planned at or after this.
 
         Returns:
-            Rows in each step, nanoseconds of each, and KV blocks in use after each; None: the next step must be taken
-            by ``step``.
+            Rows in each step, nanoseconds of each, KV blocks in use after each, and nanoseconds of them all; None: the
+            next step must be taken by ``step``. Requests may have ended in the last of them.
         """
         executor = self._steady
         if self.depth or executor is None or not executor.knows_steady:
             return None
-        if not self.ledger.takes_leaps or (most := self.scheduler.like_steps()) < 2:
+        scheduler = self.scheduler
+        if not self.ledger.takes_leaps or (most := scheduler.like_steps()) < 1:
             return None
-        rows, context, longest = self.scheduler.steady()
-        times = executor.steady(rows, context, longest, most, until_ns)
-        used = self.scheduler.leap(len(times))
-        self.ledger.leap(rows, times)
-        return rows, times, used
+        rows, context = scheduler.steady()
+        times = executor.steady(rows, context, scheduler.longest_context, most, until_ns)
+        now, busy_ns = self.clock.now(), sum(times)
+        used, outputs = scheduler.leap(len(times), now)
+        self.ledger.leap(rows, len(times), busy_ns)
+        self._booked(outputs, now)
+        return rows, times, used, busy_ns
 
     def take_finished(self) -> list[RequestRecord]:
         """Records of the requests that ended since the last call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
 from foliolm.core.plan import StepPlan
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from foliolm.core.protocols import SteadyCost
 
 _NS = 1_000_000_000
+_NEVER = 1 << 63
 
 
 class AdvancingClock(Protocol):
@@ -68,25 +70,37 @@ class CostExecutor:
         """Whether `steady` can say what like decode steps take."""
         return getattr(self.cost, "knows_steady", False)
 
-    def steady(self, num_decodes: int, context: int, longest: int, most: int, until_ns: int | None) -> list[int]:
+    def steady(
+        self, num_decodes: int, context: int, longest: Callable[[], int], most: int, until_ns: int | None
+    ) -> list[int]:
         """Run up to ``most`` steps of the same decodes: nanoseconds of each, time advanced past all of them.
 
         Args:
             num_decodes: rows.
             context: their contexts together, before the first step.
-            longest: the longest of them.
+            longest: says the longest of them; not every cost model asks.
             most: steps, at least 1.
             until_ns: no step begins (the host's part included) at or after this; None: all are run.
         """
-        seconds = cast("SteadyCost", self.cost).steady_seconds
-        now, host = self._clock.now(), self._host_ns
+        cost = cast("SteadyCost", self.cost)
+        now, host, until = self._clock.now(), self._host_ns, _NEVER if until_ns is None else until_ns
+        line = cost.steady_line(num_decodes)
         times: list[int] = []
-        while len(times) < most and (until_ns is None or now < until_ns):
-            time_ns = round(seconds(num_decodes, context, longest) * _NS)
-            times.append(time_ns)
-            now += host + time_ns
-            context += num_decodes
-            longest += 1
+        if line is not None:
+            fixed, each = line
+            for every in range(context, context + most * num_decodes, num_decodes):
+                if now >= until:
+                    break
+                times.append(time_ns := round((fixed + every * each) * _NS))
+                now += host + time_ns
+        else:
+            first = longest()
+            for step in range(most):
+                if now >= until:
+                    break
+                seconds = cost.steady_seconds(num_decodes, context + step * num_decodes, first + step)
+                times.append(time_ns := round(seconds * _NS))
+                now += host + time_ns
         self._clock.advance_to(now)
         self._busy_until = now
         return times

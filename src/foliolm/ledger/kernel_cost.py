@@ -117,6 +117,9 @@ class KernelCost:
             )
         return known + self.shape.num_layers * self._decodes_alone(num_decodes, context / num_decodes, longest)
 
+    def steady_line(self, num_decodes: int) -> None:
+        """Attention is a table's, and no line."""
+
     def linears(self, tokens: int) -> float:
         """Seconds of everything that depends on new tokens alone, all layers."""
         known = self._dense.get(tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from foliolm.core.plan import LogitsAt, StepPlan
@@ -133,14 +133,13 @@ class Ledger:
         """Whether nobody reads steps one by one, so that runs of them may be booked at once."""
         return self._timelines is None and self.journal is None and not self.on_step
 
-    def leap(self, num_decodes: int, times_ns: Sequence[int]) -> None:
+    def leap(self, num_decodes: int, count: int, busy_ns: int) -> None:
         """Book steps of the same decodes; they leave no records, and nothing was predicted of them."""
-        count = len(times_ns)
         totals = self.totals
         totals.num_steps += count
         totals.num_tokens += count * num_decodes
         totals.num_sampled += count * num_decodes
-        totals.step_seconds += sum(times_ns) / _NS
+        totals.step_seconds += busy_ns / _NS
 
     def record_failure(self, plan: StepPlan | None, now: int) -> None:
         """Book a step that raised; ``plan`` is None where planning itself did."""

@@ -26,12 +26,17 @@ class PlanCost:
 
     def steady_seconds(self, num_decodes: int, context: int, longest: int) -> float:
         """Predicted seconds of a step of decodes alone: all but their attention depends on their number only."""
+        fixed, each = self.steady_line(num_decodes)
+        return fixed + context * each
+
+    def steady_line(self, num_decodes: int) -> tuple[float, float]:
+        """See `SteadyCost`."""
         known = self._without_context.get(num_decodes)
         if known is None:
             no_context = (0.0,) * len(self.cost.model.kv)
             counts = StepCounts(num_decodes, num_decodes, num_decodes, no_context)
             known = self._without_context[num_decodes] = self.cost.seconds(counts)
-        return known + context * self._per_token
+        return known, self._per_token
 
 
 def counts_of_plan(model: ModelAccount, plan: StepPlan) -> StepCounts:

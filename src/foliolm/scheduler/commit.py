@@ -221,8 +221,12 @@ class Committer:
                     requests[rid].first_token_ns = requests[rid].first_token_ns or now
         for request in flight.ending:
             if request.state is State.ENDING:
-                request.last_token_ns = now
-                outputs.append(self.finish(request, FinishReason.LENGTH, now))
+                outputs.append(self.end_virtual(request, now))
+
+    def end_virtual(self, request: Request, now: int) -> TokenOutput:
+        """A request has sampled its last token, of which only the number is known."""
+        request.last_token_ns = now
+        return self.finish(request, FinishReason.LENGTH, now)
 
     def _new_prompt_logprobs(
         self, request: Request, row: Row, entries: list[TokenLogprobs | None] | None

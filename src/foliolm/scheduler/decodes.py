@@ -87,9 +87,9 @@ class DecodeSet:
         """Members that need a new block to run at the next tick, by id. Not to be changed."""
         return self._crossing[self.tick % self._block_size]
 
-    def crossing_at(self, tick: int) -> dict[int, Request]:
-        """Members that need a new block at a tick to come, if nobody joins or leaves before. Not to be changed."""
-        return self._crossing[tick % self._block_size]
+    def crossing_by_tick(self) -> list[dict[int, Request]]:
+        """Members that need a new block at the ticks to come that are congruent to the index. Not to be changed."""
+        return self._crossing
 
     def longest_context(self) -> int:
         """Of the members, before the next tick; O(members) where they have changed."""
@@ -126,13 +126,19 @@ class DecodeSet:
             self._version += 1
             self._stale = False
         rows = DecodeRows(self._ids, self._offsets, self.tick, self._version, self.context_tokens, grown)
+        return rows, self.advance()
+
+    def advance(self) -> list[Request]:
+        """Every member decodes a token; those that sample their last one leave, in state ENDING, and are returned."""
         due = self._ends.get(self.tick)
         self.pass_ticks(1)
-        ending = list(due.values()) if due else []
+        if not due:
+            return []
+        ending = list(due.values())
         for request in ending:
             self.leave(request)
             request.state = State.ENDING
-        return rows, ending
+        return ending
 
     def problems(self) -> list[str]:
         """What is wrong with the books, a sentence each."""

@@ -193,16 +193,28 @@ class Scheduler:
         """How many of the next steps only decode, and decide nothing; 0 where that cannot be said. See `leaps`."""
         return like_steps(self._state, self._planner.is_full)
 
-    def leap(self, count: int) -> list[int]:
-        """Take so many of those steps at once, as ``schedule`` and ``commit`` would; blocks in use after each."""
-        used = leap(self._state, count)
-        self._planner.pass_steps(count)
-        return used
+    def leap(self, count: int, now: int) -> tuple[list[int], list[TokenOutput]]:
+        """Take so many of those steps at once, as ``schedule`` and ``commit`` would.
 
-    def steady(self) -> tuple[int, int, int]:
-        """The decodes' number, their contexts together, and the longest of them, before the next step."""
+        Args:
+            count: at most what ``like_steps`` says.
+            now: the clock after them, ns.
+
+        Returns:
+            Blocks in use after each step, before what ended in it gave back its own; and what ended in the last.
+        """
+        used, ending = leap(self._state, count)
+        self._planner.pass_steps(count)
+        return used, [self._committer.end_virtual(request, now) for request in ending]
+
+    def steady(self) -> tuple[int, int]:
+        """The decodes' number, and their contexts together, before the next step."""
         decodes = self._state.decodes
-        return len(decodes), decodes.context_tokens, decodes.longest_context()
+        return len(decodes), decodes.context_tokens
+
+    def longest_context(self) -> int:
+        """Of the decodes, before the next step; there must be some."""
+        return self._state.decodes.longest_context()
 
     def commit(self, plan: StepPlan, result: StepResult, now: int) -> list[TokenOutput]:
         """Append what a step sampled; plans are committed in their order.

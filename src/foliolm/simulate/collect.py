@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from array import array
 from collections.abc import Sequence
@@ -45,12 +44,14 @@ class Curve:
         self, first: int, gaps: Sequence[int], running: int, waiting: int, kv_blocks: Sequence[int], pool: int
     ) -> None:
         """As ``add`` for each step of a leap: the first ends at ``first``, each other so much after the one before."""
-        count = len(kv_blocks)
-        if -self.seen % self.every >= count:
-            self.seen += count
-            return
-        for end, used in zip(itertools.accumulate(gaps, initial=first), kv_blocks, strict=True):
-            self.add((end, running, waiting, used / pool))
+        count, at = len(kv_blocks), -self.seen % self.every
+        while at < count:
+            self.points.append((first + sum(gaps[:at]), running, waiting, kv_blocks[at] / pool))
+            if len(self.points) > CURVE_POINTS:
+                del self.points[1::2]
+                self.every *= 2
+            at += self.every - (self.seen + at) % self.every
+        self.seen += count
 
 
 class Collector:
@@ -114,9 +115,8 @@ class Collector:
         """Decode steps of the same rows were committed: the first ends a gap that began before them."""
         times, host = leap.times_ns, leap.host_ns
         self.steps += len(times)
-        count = leap.num_decodes
-        end = leap.start_ns
-        first = end + host + times[0]
+        count, end = leap.num_decodes, leap.end_ns
+        first = leap.start_ns + host + times[0]
         others = count - len(self._fresh)
         if others > 0:
             self.gaps.add(first - self._last_decode, others)
@@ -125,15 +125,16 @@ class Collector:
         self._fresh.clear()
         gaps = [host + time for time in times[1:]] if host else times[1:]
         # Contexts only grow, so that each step takes at least as long as the one before it.
-        self.gaps.add_rising(gaps, count)
-        used = leap.kv_blocks_used
+        self.gaps.add_rising(gaps, count, end - first)
+        used, spent = leap.kv_blocks_used, end - leap.start_ns
         self.curve.add_leap(first, gaps, count, leap.num_waiting, used, self.kv_blocks)
-        end = first + sum(gaps)
-        self.busy_ns += end - leap.start_ns
-        self.kv_ns += sum(map(operator.mul, times, used)) + host * sum(used)
-        self.kv_max = max(self.kv_max, used[-1])
+        self.busy_ns += spent
+        # Blocks are only taken here.
+        most = used[-1]
+        self.kv_ns += spent * most if used[0] == most else sum(map(operator.mul, times, used)) + host * sum(used)
+        if most > self.kv_max:
+            self.kv_max = most
         if leap.num_waiting:
-            spent = end - leap.start_ns
             self.wait_ns[leap.reason] = self.wait_ns.get(leap.reason, 0) + spent
         self._step_end = self._last_decode = end
 

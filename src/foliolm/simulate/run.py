@@ -76,7 +76,7 @@ class Leap:
     """Decode steps of the same requests with nothing else in them.
 
     Attributes:
-        start_ns: the clock before them.
+        start_ns, end_ns: the clock before and after them.
         times_ns: what each takes; they follow upon each other after ``host_ns`` each.
         host_ns: between two steps.
         num_decodes: rows in each.
@@ -86,6 +86,7 @@ class Leap:
     """
 
     start_ns: int
+    end_ns: int
     times_ns: Sequence[int]
     host_ns: int
     num_decodes: int
@@ -164,6 +165,8 @@ class _Run:
                 engine.abort([heapq.heappop(self.aborts)[1]])
             if self.leaps and (leap := self.leap(now, due)) is not None:
                 self.watch.leapt(leap)  # type: ignore[union-attr]
+                if engine.finished:
+                    self.close(engine.take_finished(), run)
                 continue
             in_flight = len(engine.in_flight)
             engine.step()
@@ -185,11 +188,12 @@ class _Run:
         taken = self.engine.leap(until)
         if taken is None:
             return None
-        rows, times, used = taken
-        host = (self.clock.now() - now - sum(times)) // len(times)
+        rows, times, used, busy = taken
+        end = self.clock.now()
+        host = (end - now - busy) // len(times)
         scheduler = self.engine.scheduler
         reason = "batch_closed" if scheduler.config.mode == "static" else "sequences"
-        return Leap(now, times, host, rows, used, scheduler.load()[0], reason)
+        return Leap(now, end, times, host, rows, used, scheduler.load()[0], reason)
 
     def due(self) -> int | None:
         """When the next arrival is due, or None where there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,26 +41,19 @@ class Gaps:
         self.count += weight
         self._sum += gap_ns * weight
 
-    def add_rising(self, gaps_ns: Sequence[int], weight: int) -> None:
-        """``weight`` gaps of each length; none is shorter than the one before it."""
-        if not gaps_ns:
-            return
-        key = _bin(gaps_ns[0])
-        if key == _bin(gaps_ns[-1]):
-            total = len(gaps_ns) * weight
-            self._bins[key] = self._bins.get(key, 0) + total
-            self.count += total
-            self._sum += sum(gaps_ns) * weight
-            return
-        bins, last = self._bins, 0
-        for at, gap_ns in enumerate(gaps_ns):
-            other = _bin(gap_ns)
-            if other != key:
-                bins[key] = bins.get(key, 0) + (at - last) * weight
-                key, last = other, at
-        bins[key] = bins.get(key, 0) + (len(gaps_ns) - last) * weight
-        self.count += len(gaps_ns) * weight
-        self._sum += sum(gaps_ns) * weight
+    def add_rising(self, gaps_ns: Sequence[int], weight: int, total_ns: int) -> None:
+        """``weight`` gaps of each length; none is shorter than the one before it, and ``total_ns`` is their sum."""
+        bins, count, at = self._bins, len(gaps_ns), 0
+        while at < count:
+            gap_ns = gaps_ns[at]
+            shift = max(0, gap_ns.bit_length() - _BITS)
+            key = _bin(gap_ns)
+            # Those below the bin's upper edge are in it too.
+            after = count if gaps_ns[-1] < (edge := (gap_ns >> shift) + 1 << shift) else bisect_left(gaps_ns, edge, at)
+            bins[key] = bins.get(key, 0) + (after - at) * weight
+            at = after
+        self.count += count * weight
+        self._sum += total_ns * weight
 
     def summary(self) -> dict[str, float | None]:
         """As `summary`."""
