@@ -1,8 +1,8 @@
 """Runs of like steps taken at once: the same members decode a token each, and nothing is decided.
 
 A virtual run whose steps nobody reads one by one need not plan and commit each of them. What is done here is what so
-many calls of ``schedule`` and ``commit`` would have done, in their order: blocks grow and are published step by step. The
-last of the steps may be one in which members end, where nobody waits.
+many calls of ``schedule`` and ``commit`` would have done, in their order: blocks grow and are published step by step.
+The last of the steps may be one in which members end, where nobody waits.
 """
 
 from __future__ import annotations

@@ -311,6 +311,8 @@ class Planner:
     def _in_turn(self) -> list[Request]:
         """Partial prompts in order; the least served tenant's first where tenants take turns."""
         state, served = self._state, self._state.served
+        if not state.prefilling:
+            return []
         prefilling = sorted(state.prefilling.values(), key=lambda request: request.order)
         if served is not None:
             tick = state.decodes.tick

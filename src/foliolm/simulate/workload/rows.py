@@ -17,12 +17,21 @@ class Row:
 
     Args:
         fields: as read.
-        where: file and line.
+        file: that it stands in.
+        line: counted from 1.
     """
 
-    def __init__(self, fields: dict[str, Any], where: str) -> None:
+    __slots__ = ("fields", "file", "line")
+
+    def __init__(self, fields: dict[str, Any], file: Path, line: int) -> None:
         self.fields = fields
-        self.where = where
+        self.file = file
+        self.line = line
+
+    @property
+    def where(self) -> str:
+        """File and line, for errors."""
+        return f"{self.file} line {self.line}"
 
     def text(self, name: str) -> str:
         """A field as text."""
@@ -66,12 +75,14 @@ def csv_rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in needed if name not in (reader.fieldnames or ())]
-            if missing:
-                raise ConfigError(f"{path}: column {missing[0]!r} is missing; the header is {reader.fieldnames}")
-            for fields in reader:
-                yield Row(fields, f"{path} line {reader.line_num}")
+            reader = csv.reader(file)
+            names = next(reader, None)
+            missing = [name for name in needed if name not in (names or ())]
+            if names is None or missing:
+                raise ConfigError(f"{path}: column {missing[0]!r} is missing; the header is {names}")
+            for values in reader:
+                if values:
+                    yield Row(dict(zip(names, values, strict=False)), path, reader.line_num)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"trace {path} cannot be read: {error}") from None
 
@@ -93,6 +104,6 @@ def json_rows(path: Path) -> Iterator[Row]:
                     raise ConfigError(f"{path} line {number}: it is no JSON: {error}") from None
                 if not isinstance(fields, dict):
                     raise ConfigError(f"{path} line {number}: it must hold a JSON object")
-                yield Row(fields, f"{path} line {number}")
+                yield Row(fields, path, number)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"trace {path} cannot be read: {error}") from None

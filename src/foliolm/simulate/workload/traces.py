@@ -61,16 +61,22 @@ class Trace:
                 raise ConfigError(f"trace {self._path}: time goes back from {last} to {seconds} s; sort it by time")
             last = seconds
             time_ns = round((seconds - first) * self._scale * NS)
-            yield Item(time_ns, *(getattr(item, name) for name in _REST))
+            yield Item(
+                time_ns,
+                item.num_prompt,
+                item.num_output,
+                item.content,
+                item.answer,
+                item.session,
+                item.turn,
+                item.label,
+            )
         if first is None:
             raise ConfigError(f"trace {self._path} holds no request")
 
     def after(self, item: Item, now_ns: int) -> Iterable[Item]:
         """Nothing: what was recorded came when it came."""
         return ()
-
-
-_REST = ("num_prompt", "num_output", "content", "answer", "session", "turn", "label")
 
 
 def _azure(path: Path, seed: int) -> Iterator[Entry]:
