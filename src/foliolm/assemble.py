@@ -72,6 +72,8 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
     from foliolm.model.loader import check_runnable
     from foliolm.weights.store import open_model
 
+    if config.enable_lora:
+        raise ConfigError("--enable-lora: this engine serves no adapters yet")
     files = open_model(config.model, load_format=config.load_format)
     check_runnable(files.shape)
     limits = resolve_limits(config, files.shape.max_position_embeddings)

@@ -11,6 +11,7 @@
 #include "abi.h"
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 
 using namespace folio;
 
@@ -59,6 +60,78 @@ static void check_linear(int64_t format, int64_t n, int64_t k, int64_t rows, int
     }
     double limit = format == FOLIO_F32 || format == FOLIO_BF16 ? 1e-5 : format == FOLIO_I8 || format == FOLIO_Q8_0 ? 1e-3 : 0.03;
     expect(worst / top < limit, "linear", worst / top);
+}
+
+// Adapters of `ranks` (0: none) on a product, rows of each of them and of none mixed.
+static void check_lora(int64_t format, int64_t stored, int64_t n, int64_t k, int64_t rows, std::vector<int64_t> ranks, int threads) {
+    size_t count = ranks.size();
+    std::vector<float> w(size_t(n * k)), x(size_t(rows * k)), y(size_t(rows * n)), bare(y.size()), line(static_cast<size_t>(k));
+    for (auto* each : {&w, &x})
+        for (auto& value : *each) value = normal();
+    std::vector<uint8_t> packed(static_cast<size_t>(packed_bytes(format, n, k)));
+    pack_floats(format, n, k, w.data(), packed.data());
+    FolioLinear weights{};
+    weights.num_parts = 1;
+    weights.parts[0] = {format, n, k, packed.data()};
+    std::vector<std::vector<uint8_t>> matrices(2 * count);
+    std::vector<FolioLoraLinear> linears(count);
+    std::vector<const FolioLoraLinear*> adapters;
+    for (size_t i = 0; i < count; i++) {
+        int64_t rank = ranks[i];
+        linears[i] = {};
+        if (rank) {
+            int64_t sizes[2][2] = {{rank, k}, {n, rank}};
+            for (size_t side = 0; side < 2; side++) {
+                std::vector<float> values(size_t(sizes[side][0] * sizes[side][1]));
+                for (auto& value : values) value = normal();
+                auto& into = matrices[2 * i + side];
+                into.resize(static_cast<size_t>(packed_bytes(stored, sizes[side][0], sizes[side][1])));
+                pack_floats(stored, sizes[side][0], sizes[side][1], values.data(), into.data());
+                (side ? linears[i].b[0] : linears[i].a) = {stored, sizes[side][0], sizes[side][1], into.data()};
+            }
+        }
+        adapters.push_back(&linears[i]);
+    }
+    std::vector<int32_t> slots;
+    for (int64_t r = 0; r < rows; r++) slots.push_back(int32_t(random_bits() % (count + 1)) - 1);
+    FolioLora lora{int64_t(count), adapters.data(), slots.data(), nullptr};
+    LoraRows by_adapter;
+    by_adapter.make(lora, slots.data(), rows, lora_width(lora, slots.data(), rows, 1));
+    for (bool adapted : {false, true}) {
+        LoraAddition addition;
+        if (adapted && by_adapter.uses(0)) addition = {&by_adapter, 0};
+        Activations activations;
+        activations.shape(weights, rows, addition.rows != nullptr);
+        for (int64_t r = 0; r < rows; r++) activations.set(r, x.data() + r * k);
+        float* out = adapted ? y.data() : bare.data();
+        run_team(threads, [&](Team& team, int) {
+            if (addition.rows) by_adapter.shrink(team, 0, activations);
+            team.barrier();
+            linear(team, weights, activations, rows, out, n, Into::store, addition);
+            team.barrier();
+        });
+    }
+    double worst = 0, top = 1e-6;
+    for (int64_t r = 0; r < rows; r++) {
+        int32_t slot = slots[size_t(r)];
+        std::vector<double> shrunk;
+        int64_t rank = slot < 0 ? 0 : ranks[size_t(slot)];
+        for (int64_t j = 0; j < rank; j++) {
+            unpack_row(linears[size_t(slot)].a, j, line.data());
+            double sum = 0;
+            for (int64_t i = 0; i < k; i++) sum += double(line[size_t(i)]) * double(x[size_t(r * k + i)]);
+            shrunk.push_back(sum);
+        }
+        std::vector<float> row(static_cast<size_t>(std::max<int64_t>(rank, 1)));
+        for (int64_t c = 0; c < n; c++) {
+            double sum = double(bare[size_t(r * n + c)]);
+            if (rank) unpack_row(linears[size_t(slot)].b[0], c, row.data());
+            for (int64_t j = 0; j < rank; j++) sum += shrunk[size_t(j)] * double(row[size_t(j)]);
+            worst = std::max(worst, std::fabs(sum - double(y[size_t(r * n + c)])));
+            top = std::max(top, std::fabs(sum));
+        }
+    }
+    expect(worst / top < 1e-5, "lora", worst / top);
 }
 
 static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int64_t dim, int64_t p, int64_t window, int threads) {
@@ -133,6 +206,13 @@ int main() {
         for (int64_t format = 0; format < FOLIO_FORMATS; format++)
             for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {17, 33}, {48, 80}, {130, 256}})
                 for (int64_t rows : {1, 3, 13}) check_linear(format, n, k, rows, threads);
+    for (int threads : {1, 3})
+        for (int64_t format = 0; format < FOLIO_FORMATS; format++)
+            for (int64_t stored : {int64_t(FOLIO_F32), int64_t(FOLIO_BF16)})
+                for (int64_t rows : {1, 7, 110}) {
+                    check_lora(format, stored, 48, 80, rows, {4, 16, 0}, threads);
+                    check_lora(format, stored, 33, 65, rows, {1, 37, 20, 8}, threads);
+                }
     for (int64_t format = 0; format < 3; format++) {
         check_attention(format, 6, 2, 8, 16, 0, 2);
         check_attention(format, 9, 3, 64, 16, 0, 2);

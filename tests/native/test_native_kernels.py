@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foliolm.core.errors import ConfigError
+from foliolm.model.native_lora import NativeLora
+from foliolm.ops.lora import LoraRows
 from foliolm.ops.native import abi, build, library
 from foliolm.ops.native.abi import Format
 from foliolm.ops.native.packed import pack_floats, pack_ggml
 from foliolm.ops.native.target import TARGETS, best_target
+from foliolm.shape.lora import HEAD
 from support.tiny_models import kernels, ours, ours_on, reference, shape_of
 from support.torch_engine import generate, request
 
@@ -33,11 +37,11 @@ def native(request):
     return kernels(request.param)
 
 
-def product(lib, parts, bias, x, threads=2):
+def product(lib, parts, bias, x, threads=2, lora=None, index=0):
     structs = (abi.Weight * 3)(*(part.struct() for part in parts))
     linear = abi.Linear(len(parts), structs, None if bias is None else bias.data_ptr())
     y = torch.full((len(x), sum(part.n for part in parts)), math.nan)
-    lib.check(lib.calls.folio_linear(ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr(), threads))
+    lib.check(lib.calls.folio_linear(ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr(), threads, lora, index))
     return y
 
 
@@ -59,6 +63,50 @@ def test_products_match_float64(native, form, n, k, rows, threads, seed):
     expected = x.double() @ stored.T + bias.double()
     got = product(native, parts, bias, x, threads)
     assert (got.double() - expected).abs().max() <= TOLERANCE[form] * max(1.0, float((expected - bias).abs().max()))
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(list(Format)),
+    st.sampled_from([Format.F32, Format.BF16]),
+    st.tuples(st.integers(1, 70), st.integers(1, 100)),
+    st.lists(st.integers(-1, 2), min_size=1, max_size=120),
+    st.lists(st.integers(0, 40), min_size=3, max_size=3),
+    st.integers(1, 3),
+    st.integers(0, 2**31),
+)
+def test_adapters_products_match_float64(native, form, stored, sizes, slots, ranks, threads, seed):
+    """Rows of three adapters and of none, in any order; a rank of 0 stands for one that does not touch this linear."""
+    n, k = sizes
+    shape = replace(shape_of(reference("llama"), "llama"), num_layers=1, hidden_size=k, vocab_size=n)
+    lora = NativeLora(shape, native, n, 3, stored)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(len(slots), k, generator=generator)
+    weight = pack_floats(native, torch.randn(n, k, generator=generator), form)
+    expected = x.double() @ weight.rows(native, list(range(n))).double().T
+    bare = product(native, [weight], None, x, threads)
+    mine = torch.tensor(slots)
+    for slot, rank in enumerate(ranks):
+        a, b = (torch.randn(*size, generator=generator) for size in ((max(1, rank), k), (n, max(1, rank))))
+        if rank:
+            lora.put(slot, lora.pack({(HEAD, "lm_head"): (a, b)}))
+            a, b = (t if stored == Format.F32 else t.to(torch.bfloat16) for t in (a, b))
+            expected[mine == slot] += x[mine == slot].double() @ a.double().T @ b.double().T
+        else:
+            lora.put(slot, lora.pack({(0, "q_proj"): (torch.ones(2, k), torch.ones(48, 2))}))
+    rows = LoraRows(np.array(slots, np.int32), 3, torch.device("cpu"))
+    got = product(native, [weight], None, x, threads, ctypes.pointer(lora.struct(rows)), lora.head_index)
+    assert (got.double() - expected).abs().max() <= TOLERANCE[form] * max(1.0, float(expected.abs().max()))
+    if form in (Format.F32, Format.BF16):
+        assert torch.equal(got[mine < 0], bare[mine < 0])  # in whatever batch, rows of no adapter are as they were
+
+
+def test_a_row_of_an_empty_slot_is_refused(native):
+    lora = NativeLora(replace(shape_of(reference("llama"), "llama"), num_layers=1), native, 8, 2, Format.F32)
+    weight = pack_floats(native, torch.ones(8, 48), Format.F32)
+    rows = LoraRows(np.array([1], np.int32), 2, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="slot that is empty"):
+        product(native, [weight], None, torch.ones(1, 48), 1, ctypes.pointer(lora.struct(rows)), lora.head_index)
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K"])

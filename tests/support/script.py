@@ -33,6 +33,9 @@ class MadePrices:
     def decode_step(self, num_decodes: int, decode_context: int) -> float:
         return self.token_s
 
+    def adapter(self, load_id: int) -> float:
+        return 0.1 * load_id
+
 
 def make_scheduler(groups: int = 1, prices: MadePrices | None = None, **settings) -> Scheduler:
     """A scheduler over a pool of its own; ``settings`` as in SchedulerConfig."""

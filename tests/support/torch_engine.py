@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from foliolm.core.grammar import Grammars
 from foliolm.core.plan import StepPlan
@@ -71,6 +72,7 @@ def generate(
     max_model_len: int = 400,
     grammars: Grammars | None = None,
     prices: Prices | None = None,
+    adapters: Sequence[Path] = (),
     **settings,
 ) -> Run:
     """Run requests that arrive together to their ends.
@@ -86,9 +88,12 @@ def generate(
         max_model_len: as the flag.
         grammars: compiles what answers must follow.
         prices: of what giving way costs.
+        adapters: folders of LoRA adapters, their load ids 1, 2, 3, …; ``max_loras`` (8) of them in a step.
         settings: more of the scheduler's.
     """
     seqs = max_num_seqs or len(requests)
+    if adapters:
+        settings.setdefault("max_loras", 8)
     config = SchedulerConfig(
         max_model_len=max_model_len,
         block_size=block_size,
@@ -107,7 +112,10 @@ def generate(
         seed=seed,
         grammars=grammars,
         num_host_blocks=config.num_host_blocks,
+        max_loras=config.max_loras or 0,
     )
+    for load_id, folder in enumerate(adapters, start=1):
+        executor.adapters.put(load_id, executor.adapters.read(str(load_id), str(folder))[1])
     scheduler = Scheduler(config, KVManager(executor.kv.specs, num_blocks, block_size), prices=prices)
     for each in requests:
         scheduler.add(each, 0)

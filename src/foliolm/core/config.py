@@ -19,6 +19,7 @@ KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 KERNELS = ("auto", "torch", "native", "portable", "avx2", "avx512-vnni")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TOOL_CALL_PARSERS = ("auto", "hermes", "json")
+LORA_GROUPINGS = ("arrival", "cost")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -82,6 +83,13 @@ class EngineConfig:
         chat_template: a file or a template's text in place of the model's own.
         tool_call_parser: how the model writes tool calls: ``hermes`` (between <tool_call> and </tool_call>), ``json``
             (a bare JSON object), or ``auto``: what its chat template teaches.
+        enable_lora: requests may choose LoRA adapters.
+        lora_modules: adapters to load at the start, ``NAME=FOLDER`` each, as PEFT writes them.
+        max_loras: adapters that a step may use; the device has so many slots for them.
+        max_lora_rank: largest rank of an adapter.
+        max_cpu_loras: adapters kept in host memory, those least recently used first out; None: 8 for each slot.
+        lora_grouping: who comes first of those who wait: ``arrival``, or ``cost``: requests whose adapter runs already,
+            then those whose adapter is predicted to add least to a step; age-bound holds.
 
     Raises:
         ConfigError: a value is out of range or contradicts another; the message names the flag, value and limit.
@@ -129,6 +137,12 @@ class EngineConfig:
     self_calibration: bool = True
     chat_template: str | None = None
     tool_call_parser: str = "auto"
+    enable_lora: bool = False
+    lora_modules: tuple[str, ...] = ()
+    max_loras: int = 8
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
+    lora_grouping: str = "arrival"
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -145,6 +159,7 @@ class EngineConfig:
             ("preemption_victim", PREEMPTION_VICTIMS),
             ("kv_offloading", KV_OFFLOADING),
             ("generation_config", ("auto", "none")),
+            ("lora_grouping", LORA_GROUPINGS),
             ("tool_call_parser", TOOL_CALL_PARSERS),
         ):
             if getattr(self, name) not in choices:
@@ -160,6 +175,9 @@ class EngineConfig:
             ("max_queued_requests", 1),
             ("max_preemptions", 1),
             ("num_threads", 1),
+            ("max_loras", 1),
+            ("max_lora_rank", 1),
+            ("max_cpu_loras", 1),
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
@@ -193,8 +211,37 @@ class EngineConfig:
             raise ConfigError(f"--itl-target-ms cuts prompts into chunks; {self.mode} batching computes them whole")
         if self.pipeline_depth not in (0, 1, 2):
             raise ConfigError(f"--pipeline-depth is {self.pipeline_depth!r}; it must be 0, 1 or 2")
+        self._check_lora()
         if not self.model:
             raise ConfigError("the model's name is empty; give a built-in name, a repository id or a path")
+
+    def _check_lora(self) -> None:
+        if self.lora_modules and not self.enable_lora:
+            raise ConfigError("--lora-modules is given; it needs --enable-lora")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ConfigError(
+                f"--max-cpu-loras is {self.max_cpu_loras}, below --max-loras {self.max_loras}: a slot is filled from "
+                "host memory"
+            )
+        names = [name for name, _ in self.lora_paths]
+        for name in names:
+            if names.count(name) > 1 or name in (self.served_model_name or (self.model,)):
+                raise ConfigError(f"--lora-modules names {name!r}, which is another model's or adapter's name")
+
+    @property
+    def lora_paths(self) -> tuple[tuple[str, str], ...]:
+        """(name, folder) of the adapters to load at the start.
+
+        Raises:
+            ConfigError: an entry has no name or no folder.
+        """
+        pairs = []
+        for entry in self.lora_modules:
+            name, equals, path = entry.partition("=")
+            if not (name.strip() and equals and path.strip()):
+                raise ConfigError(f"--lora-modules is {entry!r:.300}; it must be NAME=FOLDER")
+            pairs.append((name.strip(), path.strip()))
+        return tuple(pairs)
 
     @property
     def wants_host_pool(self) -> bool:

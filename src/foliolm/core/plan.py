@@ -11,6 +11,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import field
 
+from foliolm.core.adapter import AdapterLoad, AdapterRows
 from foliolm.core.sampling import SamplingParams
 from foliolm.core.valueclass import valueclass
 
@@ -64,7 +65,8 @@ class Decision:
         request_id: about whom.
         reason: a short code: ``kv_blocks``, ``token_budget``, ``sequences``, ``batch_closed``, ``prefill_first``,
             ``preempted_this_step``, ``decodes_due``, ``in_flight``, ``fence``, ``prefix_in_flight``, ``idle_prefixes``,
-            ``fits``, ``swapped_in``, ``recompute``, ``swap``, ``host_full`` (recompute, because swap has no room),
+            ``adapter_slots``, ``adapter_drain`` (the next slot is somebody's who waited too long), ``fits``,
+            ``swapped_in``, ``recompute``, ``swap``, ``host_full`` (recompute, because swap has no room),
             ``prefix_from_host``, ``prefix_to_host``.
         needed, available: in the unit of the reason (blocks, tokens or sequences).
         blocker: the request that stands in the way, where there is one.
@@ -229,8 +231,8 @@ class SwapNote:
 class StepPlan:
     """One step.
 
-    Order of work: swaps out, swaps in, copies, forward, sampling. Tables change in this order: whole tables and new
-    blocks of rows, forks, blocks that decodes grow by, own blocks in place of shared ones.
+    Order of work: adapters out and in, swaps out, swaps in, copies, forward, sampling. Tables change in this order:
+    whole tables and new blocks of rows, forks, blocks that decodes grow by, own blocks in place of shared ones.
 
     Attributes:
         step_id: 1, 2, 3, … within an engine.
@@ -244,6 +246,9 @@ class StepPlan:
         swapped: whose blocks the swaps move.
         forks: requests that take over another's tokens and blocks.
         own_blocks: shared blocks that were replaced, since this step writes in them.
+        adapters: LoRA adapters that its rows use, the steady decodes' included.
+        adapters_in: copied into slots first; what was there before has no rows any more.
+        adapters_out: load ids whose slots are emptied first.
         decisions: with their reasons.
         closed: why no more work went in.
         pending_step: id of the newest step in flight when this was planned: a row's last input token may be one that
@@ -265,6 +270,9 @@ class StepPlan:
     swapped: tuple[SwapNote, ...] = ()
     forks: tuple[Fork, ...] = ()
     own_blocks: tuple[OwnBlock, ...] = ()
+    adapters: tuple[AdapterRows, ...] = ()
+    adapters_in: tuple[AdapterLoad, ...] = ()
+    adapters_out: tuple[int, ...] = ()
     decisions: tuple[Decision, ...] = ()
     closed: Closed = Closed.EMPTY
     pending_step: int | None = None

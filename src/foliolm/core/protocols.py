@@ -131,3 +131,7 @@ class Prices(Protocol):
     def decode_step(self, num_decodes: int, decode_context: int) -> float:
         """Seconds of one step of so many decodes."""
         ...
+
+    def adapter(self, load_id: int) -> float:
+        """Seconds that a LoRA adapter adds to each step that has a row of it."""
+        ...

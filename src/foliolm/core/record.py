@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from foliolm.core.adapter import AdapterRows
 from foliolm.core.plan import Closed, Decision, SwapNote
 from foliolm.core.request import FinishReason, RequestStamps
 from foliolm.core.result import StepSeconds
@@ -30,6 +31,7 @@ class StepWork:
     Attributes:
         weight_bytes, kv_bytes, prefix_bytes: read: weights; KV of the decodes; KV of the chunks' cached tokens.
         linear_flops, attention_flops: matrices; the chunks' attention.
+        lora_bytes, lora_flops: of LoRA adapters, each of the step's read once.
     """
 
     weight_bytes: float = 0.0
@@ -37,6 +39,8 @@ class StepWork:
     prefix_bytes: float = 0.0
     linear_flops: float = 0.0
     attention_flops: float = 0.0
+    lora_bytes: float = 0.0
+    lora_flops: float = 0.0
 
 
 @valueclass
@@ -65,6 +69,8 @@ class StepRecord:
         work: bytes and FLOPs.
         num_waiting, kv_blocks_used: the scheduler's state when it was committed.
         swapped: whose blocks moved between device and host.
+        adapters: LoRA adapters that its rows used.
+        adapter_loads: adapters that were copied into slots for it.
     """
 
     engine: int
@@ -92,6 +98,8 @@ class StepRecord:
     num_waiting: int = 0
     kv_blocks_used: int = 0
     swapped: tuple[SwapNote, ...] = ()
+    adapters: tuple[AdapterRows, ...] = ()
+    adapter_loads: int = 0
 
     @property
     def kind(self) -> str:
@@ -120,6 +128,7 @@ class RequestRecord:
         priority: as it asked.
         max_tokens: output tokens that it might have had.
         prefix: a hash for each full block of its prompt and all before it; empty where no ledger is written.
+        adapter: load id of its LoRA adapter, or None.
     """
 
     engine: int
@@ -133,3 +142,4 @@ class RequestRecord:
     priority: int = 0
     max_tokens: int | None = None
     prefix: tuple[int, ...] = ()
+    adapter: int | None = None

@@ -38,6 +38,8 @@ class SchedulerConfig:
         preemption_victim: ``auto``, ``last`` or ``least-computed``.
         max_preemptions: a request that gave way so often is spared while another can.
         kv_offloading: whether evicted prefix blocks live on in the host pool: ``auto`` (by price), ``always``, ``off``.
+        max_loras: LoRA adapters that a step may use; None: any number.
+        lora_grouping: ``arrival``, or ``cost``: requests whose adapter runs already come first.
     """
 
     mode: str = "chunked"
@@ -60,6 +62,8 @@ class SchedulerConfig:
     preemption_victim: str = "last"
     max_preemptions: int = 3
     kv_offloading: str = "off"
+    max_loras: int | None = None
+    lora_grouping: str = "arrival"
 
     @property
     def keeps_evicted(self) -> bool:
@@ -200,6 +204,8 @@ def resolve_scheduler(
             preemption_victim=config.preemption_victim,
             max_preemptions=config.max_preemptions,
             kv_offloading=config.kv_offloading,
+            max_loras=config.max_loras if config.enable_lora else None,
+            lora_grouping=config.lora_grouping,
         ),
         tuple(reasons),
     )

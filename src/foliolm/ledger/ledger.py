@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foliolm.core.adapter import AdapterSize
 from foliolm.core.plan import LogitsAt, StepPlan
 from foliolm.core.record import RequestRecord, StepRecord, StepWork
 from foliolm.core.request import EngineRequest, FinishReason, RequestStamps, TokenOutput
@@ -64,7 +65,8 @@ class Load:
 class Ledger:
     """Keeps the newest steps and the newest ended requests, totals of all, and the open requests' timelines.
 
-    ``on_step`` lists who is told of every step, in the engine's thread.
+    ``on_step`` lists who is told of every step, in the engine's thread; ``adapters`` holds the sizes of LoRA adapters
+    by load id.
 
     Args:
         engine: which engine of the client's list this is; part of every record's key.
@@ -93,6 +95,7 @@ class Ledger:
         self.cost = cost
         self.cost_source = cost_source
         self.journal = journal
+        self.adapters: dict[int, AdapterSize] = {}
         self.on_step: list[Callable[[StepRecord], None]] = []
         self._block_size = block_size
         self._open: dict[int, _Open] = {}
@@ -198,6 +201,7 @@ class Ledger:
             priority=request.priority,
             max_tokens=request.sampling.max_tokens,
             prefix=prefix_hashes(request, self._block_size) if self.journal is not None else (),
+            adapter=request.adapter,
         )
         self.requests.append(record)
         if self.journal is not None:
@@ -256,6 +260,8 @@ class Ledger:
             num_waiting=load.num_waiting,
             kv_blocks_used=load.kv_blocks_used,
             swapped=plan.swapped,
+            adapters=plan.adapters,
+            adapter_loads=len(plan.adapters_in),
         )
 
     def _predicted(self, plan: StepPlan) -> tuple[StepTerms | None, StepWork]:
@@ -263,7 +269,7 @@ class Ledger:
         if cost is None:
             return None, StepWork()
         model = cost.model
-        counts = counts_of_plan(model, plan)
+        counts = counts_of_plan(model, plan, self.adapters)
         terms = cost.terms(counts)
         kv_bytes = sum(
             spec.bytes_per_token * context for spec, context in zip(model.kv, counts.decode_context, strict=True)
@@ -274,6 +280,8 @@ class Ledger:
             prefix_bytes=cost.prefix_bytes(counts),
             linear_flops=linear_flops(model, counts.new_tokens, counts.sampled),
             attention_flops=cost.prefill_attention_flops(counts),
+            lora_bytes=counts.lora_bytes,
+            lora_flops=counts.lora_flops,
         )
         return terms, work
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from foliolm.core.adapter import AdapterRows, AdapterSize
 from foliolm.core.plan import LogitsAt, StepPlan
 from foliolm.ledger.accounts import ModelAccount
 from foliolm.ledger.step_cost import StepCost, StepCounts, clamped_contexts
 
 
 class PlanCost:
-    """A `CostModel`: the step cost of a scheduler's plan; a `SteadyCost` where no layer is windowed."""
+    """A `CostModel`: the step cost of a scheduler's plan; a `SteadyCost` where no layer is windowed.
 
-    def __init__(self, cost: StepCost) -> None:
+    Args:
+        cost: the step cost.
+        adapters: sizes of LoRA adapters by load id.
+    """
+
+    def __init__(self, cost: StepCost, adapters: Mapping[int, AdapterSize] | None = None) -> None:
         self.cost = cost
+        self.adapters = adapters or {}
         self.knows_steady = not any(spec.window for spec in cost.model.kv)
         self._without_context: dict[int, float] = {}
         self._per_token = cost.decode_seconds_per_token() if self.knows_steady else 0.0
@@ -20,9 +29,10 @@ class PlanCost:
         """Predicted seconds of the whole step."""
         decodes = plan.decodes
         count = len(decodes.request_ids)
-        if self.knows_steady and count and not plan.rows and not plan.swapped and plan.padded_tokens == count:
+        alone = not plan.rows and not plan.swapped and not plan.adapters
+        if self.knows_steady and count and alone and plan.padded_tokens == count:
             return self.steady_seconds(count, decodes.context_tokens, 0)
-        return self.cost.seconds(counts_of_plan(self.cost.model, plan))
+        return self.cost.seconds(counts_of_plan(self.cost.model, plan, self.adapters))
 
     def steady_seconds(self, num_decodes: int, context: int, longest: int) -> float:
         """Predicted seconds of a step of decodes alone: all but their attention depends on their number only."""
@@ -39,11 +49,30 @@ class PlanCost:
         return known, self._per_token
 
 
-def counts_of_plan(model: ModelAccount, plan: StepPlan) -> StepCounts:
+def lora_work(rows: tuple[AdapterRows, ...], adapters: Mapping[int, AdapterSize]) -> tuple[float, float]:
+    """Bytes of a step's distinct adapters, each read once, and FLOPs of its adapted rows: two a value and token."""
+    num_bytes = flops = 0.0
+    for each in rows:
+        size = adapters.get(each.load_id)
+        if size is not None:
+            num_bytes += size.num_bytes
+            flops += 2.0 * (size.body_params * each.tokens + size.head_params * each.sampled)
+    return num_bytes, flops
+
+
+def counts_of_plan(
+    model: ModelAccount, plan: StepPlan, adapters: Mapping[int, AdapterSize] | None = None
+) -> StepCounts:
     """Count a plan's rows. A row of one new token counts as a decode, wherever it stands.
 
     The steady decodes cost nothing to count where no layer is windowed: their summed context comes with the plan.
+
+    Args:
+        model: the account.
+        plan: the step.
+        adapters: sizes of LoRA adapters by load id.
     """
+    lora_bytes, lora_flops = lora_work(plan.adapters, adapters or {}) if plan.adapters else (0.0, 0.0)
     single = [row.context for row in plan.rows if row.num_new_tokens == 1]
     chunks = tuple((row.num_new_tokens, row.context) for row in plan.rows if row.num_new_tokens > 1)
     context = [float(plan.decodes.context_tokens + sum(single))] * len(model.kv)
@@ -59,6 +88,8 @@ def counts_of_plan(model: ModelAccount, plan: StepPlan) -> StepCounts:
         sequences=plan.num_rows,
         decode_context=tuple(context),
         prefills=chunks,
+        lora_bytes=lora_bytes,
+        lora_flops=lora_flops,
         swap_bytes=sum(note.num_bytes for note in plan.swapped),
         swap_blocks=sum(note.blocks_out + note.blocks_in for note in plan.swapped),
     )

@@ -56,3 +56,10 @@ class LedgerPrices:
             return 0.0
         context = (float(decode_context),) * len(cost.model.kv)
         return cost.seconds(StepCounts(num_decodes, num_decodes, num_decodes, context))
+
+    def adapter(self, load_id: int) -> float:
+        """See `Prices`: its bytes at the rate at which weights are read; 0 where its size is not known."""
+        cost, size = self._ledger.cost, self._ledger.adapters.get(load_id)
+        if cost is None or size is None:
+            return 0.0
+        return size.num_bytes / (cost.coefficients.weights * cost.bandwidth)

@@ -11,10 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from foliolm.model.layer import DecoderLayer, LayerKV
+from foliolm.model.lora import LayerLora, LoraSlots, TorchLora
 from foliolm.ops.attention import Attention, AttentionLayout
 from foliolm.ops.linear import Linear, PlainLinear
+from foliolm.ops.lora import LoraRows
 from foliolm.ops.norm import rms_norm
 from foliolm.ops.rope import make_rotation
+from foliolm.shape.lora import HEAD
 from foliolm.shape.model import ModelShape
 
 
@@ -27,12 +30,15 @@ class StepInput:
         positions: [N] int64, counted from 0 in each request.
         layouts: one a KV group.
         rows: [S] int64 indices of the tokens that go to the output head.
+        lora, lora_outputs: adapters of the tokens, and of those of ``rows``; None: no token has one.
     """
 
     input_ids: Tensor
     positions: Tensor
     layouts: Sequence[AttentionLayout]
     rows: Tensor
+    lora: LoraRows | None = None
+    lora_outputs: LoraRows | None = None
 
 
 class Model(Protocol):
@@ -40,6 +46,7 @@ class Model(Protocol):
 
     Attributes:
         shape, num_tokens, dtype, device, native: as ``DecoderModel``.
+        lora: its adapters' slots; None: it has none.
     """
 
     shape: ModelShape
@@ -47,6 +54,15 @@ class Model(Protocol):
     dtype: torch.dtype
     device: torch.device
     native: bool
+
+    @property
+    def lora(self) -> LoraSlots | None:
+        """Slots for adapters; None before ``enable_lora``."""
+        ...
+
+    def enable_lora(self, num_slots: int) -> LoraSlots:
+        """Let rows of a step use up to ``num_slots`` adapters."""
+        ...
 
     @property
     def weight_bytes(self) -> int:
@@ -67,8 +83,8 @@ class Model(Protocol):
         """[S, hidden] normalised hidden states of ``step.rows``; writes the new tokens' keys and values."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden] to [S, num_tokens] float32."""
+    def logits(self, hidden: Tensor, lora: LoraRows | None = None) -> Tensor:
+        """[S, hidden] to [S, num_tokens] float32; ``lora``: adapters of those rows."""
         ...
 
 
@@ -87,6 +103,7 @@ class DecoderModel:
         dtype: of weights and activations.
         device: where it lies.
         native: whether the native kernels walk it.
+        lora: adapters' slots, or None.
     """
 
     shape: ModelShape
@@ -100,6 +117,12 @@ class DecoderModel:
     dtype: torch.dtype
     device: torch.device
     native: bool = False
+    lora: TorchLora | None = None
+
+    def enable_lora(self, num_slots: int) -> TorchLora:
+        """See ``Model``."""
+        self.lora = TorchLora(self.shape, self.num_tokens, num_slots, self.dtype, self.device)
+        return self.lora
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -128,12 +151,18 @@ class DecoderModel:
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             rows = step.rows if index == last else None
-            x = layer(x, rotation, step.layouts[layer.group], kv[index], attention, rows)
+            lora = None
+            if step.lora is not None and step.lora_outputs is not None and self.lora is not None:
+                lora = LayerLora(self.lora, index, step.lora, step.lora_outputs)
+            x = layer(x, rotation, step.layouts[layer.group], kv[index], attention, rows, lora)
         return rms_norm(x, self.norm, self.shape.rms_norm_eps)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden] to [S, num_tokens] float32."""
-        return self.head(hidden).to(torch.float32)
+    def logits(self, hidden: Tensor, lora: LoraRows | None = None) -> Tensor:
+        """[S, hidden] to [S, num_tokens] float32; ``lora``: adapters of those rows."""
+        logits = self.head(hidden)
+        if lora is not None and self.lora is not None:
+            self.lora.add_to(logits, hidden, HEAD, "head", lora)
+        return logits.to(torch.float32)
 
     @property
     def weight_bytes(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from foliolm.model.lora import LayerLora
 from foliolm.ops.activation import silu_mul
 from foliolm.ops.attention import Attention, AttentionLayout
 from foliolm.ops.kv_write import write_kv
@@ -56,25 +57,44 @@ class DecoderLayer:
         kv: LayerKV,
         attention: Attention,
         rows: Tensor | None = None,
+        lora: LayerLora | None = None,
     ) -> Tensor:
         """Residual stream [N, hidden] in and out; with ``rows`` [S], only those tokens come out.
 
         Raises nothing of its own. Keys and values of all N tokens are written, whatever ``rows`` says.
         """
-        attended = self._attend(rms_norm(x, self.input_norm, self.eps), rotation, layout, kv, attention)
+        attended = self._attend(rms_norm(x, self.input_norm, self.eps), rotation, layout, kv, attention, lora)
         if rows is not None:
             # After the last layer's attention only tokens that need logits matter.
             if not len(rows):
                 return x[:0]
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         x = self.o.add_to(x, attended)
-        return self.down.add_to(x, silu_mul(self.gate_up(rms_norm(x, self.post_norm, self.eps))))
+        if lora is None:
+            return self.down.add_to(x, silu_mul(self.gate_up(rms_norm(x, self.post_norm, self.eps))))
+        behind = rows is not None
+        lora.add_to(x, attended, "o", behind)
+        normed = rms_norm(x, self.post_norm, self.eps)
+        gate_up = self.gate_up(normed)
+        lora.add_to(gate_up, normed, "gate_up", behind)
+        activated = silu_mul(gate_up)
+        x = self.down.add_to(x, activated)
+        lora.add_to(x, activated, "down", behind)
+        return x
 
     def _attend(
-        self, x: Tensor, rotation: Rotation, layout: AttentionLayout, kv: LayerKV, attention: Attention
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        layout: AttentionLayout,
+        kv: LayerKV,
+        attention: Attention,
+        lora: LayerLora | None,
     ) -> Tensor:
         heads = self.num_heads + self.num_kv_heads
         qkv = self.qkv(x)
+        if lora is not None:
+            lora.add_to(qkv, x, "qkv")
         qk = qkv[:, : heads * self.head_dim].view(-1, heads, self.head_dim)
         if self.qk_norm is not None:
             qk = rms_norm(qk, None, self.eps).mul_(self.qk_norm)

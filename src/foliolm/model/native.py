@@ -11,9 +11,11 @@ from torch import Tensor
 
 from foliolm.model.decoder import StepInput
 from foliolm.model.layer import LayerKV
+from foliolm.model.native_lora import NativeLora
 from foliolm.ops.attention import Attention
+from foliolm.ops.lora import LoraRows
 from foliolm.ops.native import abi
-from foliolm.ops.native.abi import KVFormat
+from foliolm.ops.native.abi import Format, KVFormat
 from foliolm.ops.native.library import Library
 from foliolm.ops.native.packed import PackedWeight
 from foliolm.shape.model import ModelShape
@@ -118,9 +120,16 @@ class NativeModel:
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     native: bool = True
+    lora: NativeLora | None = None
     _struct: abi.Model | None = None
     _head: abi.Linear | None = None
     _kv: _KVPointers | None = None
+
+    def enable_lora(self, num_slots: int) -> NativeLora:
+        """See ``Model``. Adapters are float32 where the weights are, else bfloat16."""
+        form = Format.F32 if self.weights_name == "float32" else Format.BF16
+        self.lora = NativeLora(self.shape, self.library, self.num_tokens, num_slots, form)
+        return self.lora
 
     def forward(self, step: StepInput, kv: Sequence[LayerKV], attention: Attention | None = None) -> Tensor:
         """One step of the packed batch; writes the new tokens' keys and values.
@@ -164,18 +173,29 @@ class NativeModel:
             torch.get_num_threads(),
             hidden.data_ptr(),
         )
+        if step.lora is not None and self.lora is not None:
+            call.lora = ctypes.pointer(self.lora.struct(step.lora, step.lora_outputs))
         self.library.check(self.library.calls.folio_forward(ctypes.byref(self._model()), ctypes.byref(call)))
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden] to [S, num_tokens] float32."""
+    def logits(self, hidden: Tensor, lora: LoraRows | None = None) -> Tensor:
+        """[S, hidden] to [S, num_tokens] float32; ``lora``: adapters of those rows."""
         if self._head is None:
             self._head = self.head.struct()
         hidden = hidden.contiguous()
         logits = torch.empty(len(hidden), self.num_tokens)
+        adapters, index = None, 0
+        if lora is not None and self.lora is not None:
+            adapters, index = ctypes.pointer(self.lora.struct(lora)), self.lora.head_index
         self.library.check(
             self.library.calls.folio_linear(
-                ctypes.byref(self._head), hidden.data_ptr(), len(hidden), logits.data_ptr(), torch.get_num_threads()
+                ctypes.byref(self._head),
+                hidden.data_ptr(),
+                len(hidden),
+                logits.data_ptr(),
+                torch.get_num_threads(),
+                adapters,
+                index,
             )
         )
         return logits

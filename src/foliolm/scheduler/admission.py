@@ -11,6 +11,7 @@ from foliolm.core.request import EngineRequest
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.core.valueclass import valueclass
 from foliolm.kv import NO_MATCH, KVManager, PrefixMatch, SwapSpace
+from foliolm.scheduler.adapters import AdapterSlots
 from foliolm.scheduler.budget import PrefillBudget
 from foliolm.scheduler.promises import PrefixPromises
 from foliolm.scheduler.request import Request
@@ -92,6 +93,7 @@ class Admission:
         promises: prefixes that running requests are computing.
         swap: requests whose KV waits on the host.
         landed: whether a step has been committed.
+        adapters: slots of LoRA adapters.
         worth: predicted seconds of waiting for a prefix and of computing it, by known, awaited and uncached tokens;
             empty where nothing is known.
         worth_copying: whether a request whose match goes on on the host takes that, and the predicted seconds.
@@ -104,6 +106,7 @@ class Admission:
         promises: PrefixPromises,
         swap: SwapSpace,
         landed: Callable[[int], bool],
+        adapters: AdapterSlots,
         worth: Callable[[int, int, int], Costs],
         worth_copying: Callable[[Request], tuple[bool, Costs]],
     ) -> None:
@@ -112,6 +115,7 @@ class Admission:
         self._promises = promises
         self._swap = swap
         self._landed = landed
+        self._adapters = adapters
         self._worth = worth
         self._worth_copying = worth_copying
 
@@ -162,6 +166,10 @@ class Admission:
         if num_running + seats > self._config.max_num_seqs:
             wait = Decision(DecisionKind.WAIT, rid, "sequences", seats, self._config.max_num_seqs - num_running, newest)
             return Attempt(Outcome.STOP, wait, Closed.SEQUENCES)
+        if request.source.adapter is not None:
+            held_up = self._for_adapter(request, request.source.adapter, newest)
+            if held_up is not None:
+                return Attempt(Outcome.SKIP, held_up, Closed.SEQUENCES)
         # Headroom lets those who run grow before somebody must be preempted. With nobody running there is nobody to
         # protect, and insisting on it could make the request wait for ever.
         headroom = self._config.watermark_blocks if num_running else 0
@@ -192,6 +200,16 @@ class Admission:
         reason = "prefix_from_host" if from_host else "fits" if held is None else "swapped_in"
         admit = Decision(DecisionKind.ADMIT, rid, reason, needed, available, predicted_s=costs)
         return Attempt(Outcome.ADMIT, admit, from_host=from_host)
+
+    def _for_adapter(self, request: Request, load_id: int, newest: int | None) -> Decision | None:
+        """The reason to wait for a slot, one's own adapter's or that of somebody who waited too long; or None."""
+        adapters, rid = self._adapters, request.request_id
+        starved = adapters.passes_by(request)
+        if starved is not None:
+            return Decision(DecisionKind.SKIP, rid, "adapter_drain", 1, 0, starved)
+        if not adapters.has_room(load_id):
+            return Decision(DecisionKind.SKIP, rid, "adapter_slots", 1, 0, newest)
+        return None
 
     def _awaited(self, request: Request, known: int, uncached: int) -> Decision | None:
         """The reason to wait for tokens that somebody else is computing for it right now, or None.

@@ -61,7 +61,9 @@ class Committer:
         ids = [*plan.decodes.request_ids, *(rid for row in plan.rows for rid in (row.request_id, *row.forks))]
         ids = self._state.families.together(ids)
         requests = [self._state.requests[rid] for rid in ids if rid in self._state.requests]
-        return [self.finish(request, FinishReason.ERROR, now, error=message) for request in requests]
+        outputs = [self.finish(request, FinishReason.ERROR, now, error=message) for request in requests]
+        self._state.adapters.lost(plan.adapters_in)
+        return outputs
 
     def finish(
         self,

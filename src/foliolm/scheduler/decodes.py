@@ -33,6 +33,8 @@ class DecodeSet:
         self._stale = False
         self._longest: int | None = None
         self._num_answering = 0
+        self._adapters: dict[int, int] = {}
+        self._by_adapter: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self._members)
@@ -55,6 +57,8 @@ class DecodeSet:
         self._ends.setdefault(request.end_tick, {})[rid] = request
         self.context_tokens += request.num_computed
         self._num_answering += request.content is not request.tokens
+        if request.source.adapter is not None:
+            self._count_adapter(request.source.adapter, 1)
         self._stale = True
         if self._served is not None:
             self._served.joined(request, self.tick)
@@ -73,10 +77,23 @@ class DecodeSet:
         request.num_tokens = request.num_computed + 1
         self.context_tokens -= request.num_computed
         self._num_answering -= request.content is not request.tokens
+        if request.source.adapter is not None:
+            self._count_adapter(request.source.adapter, -1)
         self._stale = True
         if self._served is not None:
             self._served.left(request, self.tick)
         self._longest = None
+
+    @property
+    def by_adapter(self) -> tuple[tuple[int, int], ...]:
+        """(load id, members) of each LoRA adapter."""
+        return self._by_adapter
+
+    def _count_adapter(self, load_id: int, change: int) -> None:
+        count = self._adapters[load_id] = self._adapters.get(load_id, 0) + change
+        if not count:
+            del self._adapters[load_id]
+        self._by_adapter = tuple(self._adapters.items())
 
     @property
     def answering(self) -> bool:

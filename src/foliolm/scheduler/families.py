@@ -176,6 +176,7 @@ class Families:
             request.num_cached = leader.num_cached
             request.last_step = request.sample_step = step_id
             request.admitted_ns = now
+            state.adapters.hold(request)
             state.counters.forked_tokens += leader.num_prompt
             if request.num_tokens >= request.limit:
                 request.state = State.ENDING
@@ -266,6 +267,7 @@ class Families:
         request.num_computed = num_tokens
         request.num_tokens = num_tokens + 1
         request.first_token_ns = source.first_token_ns
+        state.adapters.hold(request)
         request.admitted_ns = source.admitted_ns
         request.num_cached = source.num_cached
         state.counters.forked_tokens += num_tokens

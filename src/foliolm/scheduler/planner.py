@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from foliolm.core.adapter import AdapterRows
 from foliolm.core.plan import (
     NOBODY,
     BlockCopy,
@@ -44,6 +45,7 @@ class _Draft:
     step_id: int
     now: int
     decodes: DecodeRows = field(default_factory=DecodeRows)
+    by_adapter: tuple[tuple[int, int], ...] = ()
     rows: list[Row] = field(default_factory=list)
     admissions: list[AdmissionNote] = field(default_factory=list)
     tables: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -84,11 +86,16 @@ class Planner:
             state.promises,
             state.swap,
             state.landed,
+            state.adapters,
             self._treatments.waiting_or_computing,
             self._offloading.worth_copying,
         )
         self._step_id = 0
-        if state.config.scheduling_policy == "prefix":
+        self._prices = prices
+        by_prefix = state.config.scheduling_policy == "prefix"
+        if state.config.lora_grouping == "cost":
+            state.waiting.rank_by(self._adapter_then_prefix if by_prefix else self._added_by_adapter)
+        elif by_prefix:
             state.waiting.rank_by(self._admission.uncached_share)
         self._prompts_apart = state.config.mode in ("static", "prefill-first")
         self._whole_prompts = state.config.mode != "chunked"
@@ -100,6 +107,7 @@ class Planner:
         """The next step. One without rows need not be run: there is nothing to do, or nothing until a commit."""
         draft = _Draft(self._step_id + 1, now)
         self._state.waiting.now = now
+        self._state.adapters.look_again()
         if self._state.searches and self._state.flights:
             return self._seal(draft)  # what hypotheses live on is known once the step in flight is committed
         if self._state.served is not None and len(self._state.waiting):
@@ -117,6 +125,16 @@ class Planner:
             if not draft.stalled:
                 self._plan_prompts(draft, self._config.max_num_batched_tokens - len(draft.decodes))
         return self._seal(draft)
+
+    def _added_by_adapter(self, request: Request) -> float:
+        """Predicted seconds that a waiting request's adapter adds to each step; 0 where it is read anyway."""
+        load_id = request.source.adapter
+        if load_id is None or self._state.adapters.is_running(load_id):
+            return 0.0
+        return 1.0 if self._prices is None else self._prices.adapter(load_id)
+
+    def _adapter_then_prefix(self, request: Request) -> tuple[float, float]:
+        return self._added_by_adapter(request), self._admission.uncached_share(request)
 
     def known_tokens(self, request: Request) -> int:
         """Leading tokens of a request that has arrived that it need not compute."""
@@ -179,6 +197,7 @@ class Planner:
             return
         if self._state.forked:
             self._own_blocks(draft)
+        draft.by_adapter = decodes.by_adapter
         grow = self._kv.grow
         draft.decodes, draft.ending = decodes.run(tuple((rid, grow(rid)) for rid in decodes.crossing()))
         for request in draft.ending:
@@ -352,6 +371,8 @@ class Planner:
                 continue
             draft.waits[head.request_id] = attempt.decision
             draft.closed = attempt.closed
+            if attempt.decision.reason == "adapter_slots":
+                self._state.adapters.skipped(head, draft.now)
             if attempt.outcome is Outcome.STOP:
                 break
             for_tokens = for_tokens or attempt.closed is Closed.TOKENS
@@ -387,6 +408,7 @@ class Planner:
             self._kv.reserve(rid, family.spare_blocks(self._kv))
             family.seats = family.beam.width - 1
             self._state.seats += family.seats
+        self._state.adapters.hold(request)
         draft.waits.pop(rid, None)
         draft.decisions.append(attempt.decision)
         draft.admissions.append(_note(request, request.num_computed))
@@ -476,11 +498,15 @@ class Planner:
             copies=tuple(draft.copies),
             forks=(*(fork for fork in state.forks if fork.request_id in state.requests), *draft.forks),
             own_blocks=tuple(draft.own_blocks),
+            adapters=_by_adapter(draft),
+            adapters_in=tuple(state.adapters.loads),
+            adapters_out=tuple(state.adapters.outs),
             decisions=decisions,
             closed=draft.closed,
             pending_step=state.flights[-1].step_id if state.flights else None,
             padded_tokens=len(draft.decodes.request_ids) + sum(row.num_new_tokens for row in draft.rows),
         )
+        state.adapters.seal()
         state.preempted.clear()
         state.released.clear()
         state.forks.clear()
@@ -526,6 +552,20 @@ class Planner:
         state.swaps_in.clear()
         state.swap_notes.clear()
         state.swap.pool.seal()
+
+
+def _by_adapter(draft: _Draft) -> tuple[AdapterRows, ...]:
+    """What each adapter has of a step."""
+    if all(row.adapter is None for row in draft.rows):
+        return tuple(AdapterRows(load_id, count, count, count) for load_id, count in draft.by_adapter)
+    counts = {load_id: [count, count, count] for load_id, count in draft.by_adapter}
+    for row in draft.rows:
+        if row.adapter is not None:
+            mine = counts.setdefault(row.adapter, [0, 0, 0])
+            mine[0] += row.num_new_tokens
+            mine[1] += 1 + len(row.forks) if row.logits & LogitsAt.LAST else 0
+            mine[2] += 1
+    return tuple(AdapterRows(load_id, *numbers) for load_id, numbers in counts.items())
 
 
 def _note(request: Request, num_cached: int) -> AdmissionNote:

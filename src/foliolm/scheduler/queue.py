@@ -10,6 +10,9 @@ from foliolm.scheduler.request import Request, State
 LOOKED_AT = 32
 """Requests from the front of the queue among which a rank chooses: a bound on a step's work."""
 
+Rank = float | tuple[float, ...]
+"""Of a request; smaller comes first. All of a queue's are of one kind."""
+
 _Entry = tuple[tuple[int, bool, int, int], int, Request]
 
 
@@ -36,13 +39,13 @@ class WaitingQueue:
         self.now = 0
         self._age_bound_ns = age_bound_ns
         self._turn = turn
-        self._rank: Callable[[Request], float] | None = None
+        self._rank: Callable[[Request], Rank] | None = None
         self._heaps: dict[str, list[_Entry]] = {}
         self._by_age: list[tuple[int, int, Request]] = []
         self._numbers = 0
         self._count = 0
 
-    def rank_by(self, rank: Callable[[Request], float]) -> None:
+    def rank_by(self, rank: Callable[[Request], Rank]) -> None:
         """Let a rank choose among the first in order."""
         self._rank = rank
 
@@ -103,7 +106,7 @@ class WaitingQueue:
         return self._heaps["" if self._turn is None else self._turn(iter(self._heaps))]
 
     @staticmethod
-    def _best(heap: list[_Entry], rank: Callable[[Request], float]) -> Request:
+    def _best(heap: list[_Entry], rank: Callable[[Request], Rank]) -> Request:
         first = heap[0]
         if not first[0][1]:
             return first[2]  # its KV is on the host

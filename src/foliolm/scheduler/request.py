@@ -54,6 +54,7 @@ class Request:
         prompt_logprobs_sent: entries delivered so far.
         root: under which its prefixes are shared; None: they are not.
         match, match_generation: the last look for a known prefix, and the index's generation then.
+        holds_adapter: it runs, and its adapter keeps a slot for it.
         num_cached: tokens that its first admission took from shared prefixes.
         chain_hashes: a hash for each full block of its tokens and all before it, as far as they were needed.
         promised: those of them that others may wait for, while it computes them.
@@ -67,6 +68,7 @@ class Request:
         "end_tick",
         "family",
         "first_token_ns",
+        "holds_adapter",
         "is_swapped",
         "join_tick",
         "last_step",
@@ -123,6 +125,7 @@ class Request:
         self.is_swapped = False
         self.swap_step = 0
         self.resumed_at = 0
+        self.holds_adapter = False
         self.prompt_logprobs_sent = 0
         self.root = (source.adapter, source.cache_salt) if source.share_prefix else None
         self.match = NO_MATCH

@@ -13,6 +13,7 @@ from foliolm.core.request import EngineRequest, FinishReason, TokenOutput
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.core.result import StepResult
 from foliolm.kv import KVManager
+from foliolm.scheduler.adapters import AdapterSlots
 from foliolm.scheduler.admission import check_possible, token_limit
 from foliolm.scheduler.commit import Committer
 from foliolm.scheduler.families import Family, check_search, join_family
@@ -165,6 +166,7 @@ class Scheduler:
             state.served.enter(live, state.decodes.tick)
         family = join_family(live, state.requests) if request.sibling else None
         state.requests[request.request_id] = live
+        state.adapters.enter(request.adapter)
         if family is not None:
             state.families.park(live, family)
             return
@@ -280,6 +282,11 @@ class Scheduler:
             How many blocks kept a prefix, those on the host alone included.
         """
         return self._state.kv.reset_prefixes()
+
+    @property
+    def adapters(self) -> AdapterSlots:
+        """The LoRA adapters' slots. Not to be changed but by ``forget``."""
+        return self._state.adapters
 
     def problems(self) -> list[str]:
         """The invariant check over scheduler and KV: a sentence for each thing that is wrong. O(requests + blocks)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
@@ -10,6 +10,7 @@ from foliolm.core.plan import NOBODY, BlockSwap, Fork, LogitsAt, StepPlan, SwapN
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.kv import HostPool, KVManager, PrefixMatch, SwapSpace
 from foliolm.kv.offload import Offloaded
+from foliolm.scheduler.adapters import AdapterSlots
 from foliolm.scheduler.decodes import DecodeSet
 from foliolm.scheduler.fairness import ServedTokens
 from foliolm.scheduler.families import Families, Family
@@ -92,8 +93,11 @@ class SchedulerState:
         self.kv = kv
         self.requests: dict[int, Request] = {}
         self.served = ServedTokens() if config.fairness else None
+        age_bound_ns = round(config.age_bound_s * 1e9)
+        in_order = not config.fairness and config.scheduling_policy == "fcfs" and config.lora_grouping == "arrival"
+        self.adapters = AdapterSlots(config.max_loras, age_bound_ns)
         self.waiting = WaitingQueue(
-            round(config.age_bound_s * 1e9) if config.fairness or config.scheduling_policy != "fcfs" else None,
+            None if in_order else age_bound_ns,
             None if self.served is None else self._turn,
         )
         self.parked: dict[int, Request] = {}
@@ -237,6 +241,7 @@ class SchedulerState:
             Blocks a group that nobody holds any more.
         """
         self.promises.withdraw(request)
+        self.adapters.release(request)
         if request.family is not None:
             self.families.withdraw(request, request.family)
         if request.state is State.WAITING:
@@ -255,6 +260,7 @@ class SchedulerState:
         self.withdraw(request)
         request.state = State.FINISHED
         del self.requests[request.request_id]
+        self.adapters.leave(request.source.adapter)
         if self.served is not None:
             self.served.leave(request)
         if request.family is not None:
@@ -286,6 +292,10 @@ class SchedulerState:
                 )
         cached = [] if self.kv.host is None else self.kv.host.slots()
         found.extend(self.swap.pool.problems([*self.swap.slots(), *cached]))
+        adapted = [(request.source.adapter, request.holds_adapter) for request in self.requests.values()]
+        held = Counter(load_id for load_id, holds in adapted if load_id is not None and holds)
+        live = Counter(load_id for load_id, _ in adapted if load_id is not None)
+        found.extend(self.adapters.problems(dict(held), dict(live)))
         found.extend(f"request {rid} has KV on the host and does not wait" for rid in self.swap.request_ids() - waiting)
         if not self.requests and not self.flights and self.kv.num_free != self.kv.num_usable:
             found.append(f"nobody lives, but {self.kv.num_usable - self.kv.num_free} blocks are not free")

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from foliolm.core.kvspec import KVSpec
 from foliolm.core.plan import DecodeRows, LogitsAt, Row, StepPlan
+from foliolm.executor.torch.adapters import SlotTable
 from foliolm.executor.torch.grouping import Grouping
 from foliolm.executor.torch.requests import RequestTable
 from foliolm.model.decoder import StepInput
 from foliolm.ops.attention import AttentionLayout, Chunk, DecodeGroup, VarlenRows
+from foliolm.ops.lora import LoraRows
 
 Ints = NDArray[np.int64]
 REGROUP_TICKS = 64
@@ -87,6 +89,7 @@ class _Steady:
         singles: with contexts at tick 0.
         token_of_row: [B] each row's token in the batch.
         logit_rows: the same, on the device.
+        lora, lora_outputs: the adapters of its tokens, in the batch's order and in that of its rows.
     """
 
     version: int
@@ -94,6 +97,8 @@ class _Steady:
     singles: _Singles
     token_of_row: Ints
     logit_rows: torch.Tensor
+    lora: LoraRows | None
+    lora_outputs: LoraRows | None
 
 
 class BatchBuilder:
@@ -106,6 +111,7 @@ class BatchBuilder:
         grouping: which single-token rows are computed together.
         varlen: lay the batch out for the variable-length kernel.
         device, dtype: of the model.
+        adapters: the slots of LoRA adapters; None: no request may have one.
     """
 
     def __init__(
@@ -117,8 +123,10 @@ class BatchBuilder:
         varlen: bool,
         device: torch.device,
         dtype: torch.dtype,
+        adapters: SlotTable | None = None,
     ) -> None:
         self._table = table
+        self._adapters = adapters
         self._windows = [spec.window for spec in specs]
         self._p = block_size
         self._grouping = grouping
@@ -159,7 +167,13 @@ class BatchBuilder:
         layouts = tuple(self._layout(group, singles, chunks, starts, where, who) for group in range(len(self._windows)))
         rows, sampled_rows, sampled_slots, spans = self._logit_rows(plan, steady, singles, chunks, starts, slots)
         ids = torch.from_numpy(table.tokens[who, where].astype(np.int64))
-        step = StepInput(ids.to(self._device), torch.from_numpy(where).to(self._device), layouts, rows)
+        lora, lora_outputs = steady.lora, steady.lora_outputs
+        if self._adapters is not None and plan.rows:
+            lora = self._adapters.rows(table.adapters[who])
+            lora_outputs = None if lora is None else lora.take(rows.cpu().numpy())
+        step = StepInput(
+            ids.to(self._device), torch.from_numpy(where).to(self._device), layouts, rows, lora, lora_outputs
+        )
         return StepBatch(step, sampled_rows, sampled_slots, spans)
 
     # --- rows
@@ -167,7 +181,7 @@ class BatchBuilder:
     def _take_row(self, row: Row) -> int:
         if row.draft_tokens:
             raise ValueError(f"request {row.request_id}: this executor does not verify draft tokens")
-        if row.adapter is not None:
+        if row.adapter is not None and self._adapters is None:
             raise ValueError(f"request {row.request_id}: this executor has no adapter {row.adapter}")
         slot = self._table.slot(row.request_id)
         self._table.add_blocks(slot, row.new_blocks, row.whole_table)
@@ -193,8 +207,17 @@ class BatchBuilder:
         token_of_row = np.empty(len(slots), np.int64)
         token_of_row[singles.rows] = np.arange(len(slots))
         singles.contexts -= decodes.tick
+        lora = None
+        if self._adapters is not None and len(slots):
+            lora = self._adapters.rows(self._table.adapters[singles.slots])
         steady = _Steady(
-            decodes.version, decodes.tick, singles, token_of_row, torch.from_numpy(token_of_row).to(self._device)
+            decodes.version,
+            decodes.tick,
+            singles,
+            token_of_row,
+            torch.from_numpy(token_of_row).to(self._device),
+            lora,
+            None if lora is None else lora.take(token_of_row),
         )
         self._steady = steady
         return steady
@@ -214,6 +237,8 @@ class BatchBuilder:
 
     def _ordered(self, slots: Ints, contexts: Ints, rows: Ints) -> _Singles:
         order = np.argsort(-contexts, kind="stable")
+        if self._varlen and self._adapters is not None:  # attention takes rows in any order there
+            order = order[np.argsort(self._table.adapters[slots[order]], kind="stable")]
         contexts = contexts[order]
         bounds = []
         for window in self._windows:

@@ -13,6 +13,7 @@ from foliolm.core.grammar import Grammars
 from foliolm.core.plan import Admission, BlockSwap, DecodeRows, LogitsAt, Row, StepPlan
 from foliolm.core.result import StepResult
 from foliolm.core.sampling import SamplingParams
+from foliolm.executor.torch.adapters import HostAdapters
 from foliolm.executor.torch.kv_tensors import KVTensors
 from foliolm.executor.torch.runner import ModelRunner
 from foliolm.model.decoder import Model
@@ -65,6 +66,8 @@ class TorchExecutor:
         seed: the engine's; None: fresh entropy for requests without a seed.
         num_host_blocks: KV blocks a group in host memory, for swaps.
         grammars: compiles what answers must follow; None: no request may have a grammar.
+        max_loras: LoRA adapters that a step may use; 0: none.
+        max_lora_rank: largest rank of one.
 
     Raises:
         ConfigError: the device's kernels cannot use blocks of this size.
@@ -80,10 +83,15 @@ class TorchExecutor:
         seed: int | None = None,
         num_host_blocks: int = 0,
         grammars: Grammars | None = None,
+        max_loras: int = 0,
+        max_lora_rank: int = 16,
     ) -> None:
         self.model = model
+        self.adapters: HostAdapters | None = None
+        if max_loras:
+            self.adapters = HostAdapters(model.shape, model.enable_lora(max_loras), max_lora_rank)
         self.kv = KVTensors(model.shape, model.kv_dtype, model.device, num_blocks, block_size, num_host_blocks)
-        self._runner = ModelRunner(model, self.kv, seed, grammars)
+        self._runner = ModelRunner(model, self.kv, seed, grammars, self.adapters)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="foliolm-executor") if depth else None
         self._ended = 0.0
 

@@ -42,6 +42,7 @@ class RequestTable:
         end_ids: by slot, ids that ``min_tokens`` forbids.
         history: by slot, penalties' counts, None where nothing asks for them.
         grammar: by slot, how far the answer has come in its grammar; None where there is none.
+        adapters: [slots] int64 load ids of their adapters, −1 for the bare model.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class RequestTable:
         self.lengths: NDArray[np.int64] = np.zeros(FIRST_SLOTS, np.int64)
         self.prompt_lengths: NDArray[np.int64] = np.zeros(FIRST_SLOTS, np.int64)
         self.keys: NDArray[np.uint64] = np.zeros(FIRST_SLOTS, np.uint64)
+        self.adapters: NDArray[np.int64] = np.full(FIRST_SLOTS, -1, np.int64)
         self.tables: list[NDArray[np.int64]] = [np.zeros((FIRST_SLOTS, 16), np.int64) for _ in range(num_groups)]
         self.num_blocks: list[NDArray[np.int64]] = [np.zeros(FIRST_SLOTS, np.int64) for _ in range(num_groups)]
         self.sampling: list[SamplingParams | None] = [None] * FIRST_SLOTS
@@ -101,6 +103,7 @@ class RequestTable:
         self.tokens[slot, :count] = note.token_ids
         self.lengths[slot] = count
         self.prompt_lengths[slot] = note.num_prompt_tokens
+        self.adapters[slot] = -1 if note.adapter is None else note.adapter
         self.sampling[slot] = sampling
         self.sampling_rows.set(slot, sampling)
         self.end_ids[slot] = tuple({*(() if sampling.ignore_eos else note.eos_token_ids), *sampling.stop_token_ids})
@@ -225,6 +228,7 @@ class RequestTable:
             self.lengths = np.pad(self.lengths, (0, size))
             self.prompt_lengths = np.pad(self.prompt_lengths, (0, size))
             self.keys = np.pad(self.keys, (0, size))
+            self.adapters = np.pad(self.adapters, (0, size), constant_values=-1)
             self.tables = [np.pad(table, ((0, size), (0, 0))) for table in self.tables]
             self.num_blocks = [np.pad(count, (0, size)) for count in self.num_blocks]
             self.sampling.extend([None] * size)

@@ -13,6 +13,7 @@ from foliolm.core.grammar import Grammars
 from foliolm.core.plan import StepPlan
 from foliolm.core.request import TokenLogprobs
 from foliolm.core.result import StepResult, StepSeconds
+from foliolm.executor.torch.adapters import HostAdapters, SlotTable
 from foliolm.executor.torch.batch import BatchBuilder, PromptSpan, StepBatch
 from foliolm.executor.torch.grouping import Grouping
 from foliolm.executor.torch.kv_tensors import KVTensors
@@ -33,13 +34,24 @@ class ModelRunner:
         kv: the pool.
         seed: the engine's; None: fresh entropy for requests without a seed.
         grammars: compiles what answers must follow; None: no request may have a grammar.
+        adapters: LoRA adapters in host memory; None: no request may have one.
     """
 
-    def __init__(self, model: Model, kv: KVTensors, seed: int | None = None, grammars: Grammars | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kv: KVTensors,
+        seed: int | None = None,
+        grammars: Grammars | None = None,
+        adapters: HostAdapters | None = None,
+    ) -> None:
         self._model = model
         self._kv = kv
         self._attention = None if model.native else make_attention(model.device, kv.block_size)
         self.requests = RequestTable(len(kv.specs), model.num_tokens, seed, grammars)
+        self._slots: SlotTable | None = None
+        if adapters is not None and model.lora is not None:
+            self._slots = SlotTable(model.lora, adapters, model.device)
         spec = kv.specs[0]
         self._batches = BatchBuilder(
             self.requests,
@@ -49,6 +61,7 @@ class ModelRunner:
             self._attention is None or self._attention.varlen,
             model.device,
             model.dtype,
+            self._slots,
         )
         self._sampler = Sampler(self.requests)
 
@@ -73,11 +86,11 @@ class ModelRunner:
         prepared = time.perf_counter()
         hidden = self._model.forward(batch.step, self._kv.layers, self._attention)
         sampling = len(batch.sampled_rows)
-        logits = self._model.logits(hidden[:sampling]) if sampling else None
+        logits = self._logits(hidden, batch, 0, sampling) if sampling else None
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
         computed = time.perf_counter()
-        prompts = {span.row: self._prompt_logprobs(hidden, span) for span in batch.spans}
+        prompts = {span.row: self._prompt_logprobs(hidden, batch, span) for span in batch.spans}
         sampled = (
             Sampled(np.zeros(0, np.int64)) if logits is None else self._sampler.sample(logits, batch.sampled_slots)
         )
@@ -98,8 +111,19 @@ class ModelRunner:
         self._kv.swap_out(plan.swaps_out)
         self._kv.swap_in(plan.swaps_in)
         self._kv.copy(plan.copies)
+        if self._slots is not None:
+            self._slots.take_changes(plan)
 
-    def _prompt_logprobs(self, hidden: Tensor, span: PromptSpan) -> list[TokenLogprobs | None]:
+    def _logits(self, hidden: Tensor, batch: StepBatch, start: int, count: int) -> Tensor:
+        """[count, V] of the step's logit rows from ``start`` on."""
+        rows = batch.step.lora_outputs
+        if rows is not None and self._slots is not None and self._slots.has_head:
+            mine = rows.take(slice(start, start + count))
+            if mine.any:
+                return self._model.logits(hidden[start : start + count], mine)
+        return self._model.logits(hidden[start : start + count])
+
+    def _prompt_logprobs(self, hidden: Tensor, batch: StepBatch, span: PromptSpan) -> list[TokenLogprobs | None]:
         """Entries of a span, a few positions at a time: a long chunk's logits would not fit in memory."""
         requests = self.requests
         params = requests.sampling[span.slot]
@@ -112,7 +136,7 @@ class ModelRunner:
             start = span.context + first + 1
             successors = requests.tokens[span.slot, start : start + count].astype(np.int64)
             at = span.start + first
-            logits = self._model.logits(hidden[at : at + count])
+            logits = self._logits(hidden, batch, at, count)
             entries += token_logprobs(logits, successors, params.prompt_logprobs)
         return entries
 

@@ -73,6 +73,18 @@ class Model(Structure):
     )
 
 
+class LoraLinear(Structure):
+    """``FolioLoraLinear``: of eight-byte fields alone, so that a table of them can be an array of integers."""
+
+    _fields_ = (("a", Weight), ("b", Weight * 3), ("offsets", c_int64 * 3))
+
+
+class Lora(Structure):
+    """``FolioLora``."""
+
+    _fields_ = (("num_slots", c_int64), ("adapters", c_void_p), ("slots", c_void_p), ("output_slots", c_void_p))
+
+
 class Group(Structure):
     """``FolioGroup``."""
 
@@ -98,6 +110,7 @@ class Step(Structure):
         ("kv_format", c_int64),
         ("threads", c_int64),
         ("hidden", c_void_p),
+        ("lora", POINTER(Lora)),
     )
 
 
@@ -113,7 +126,7 @@ def declare(library: ctypes.CDLL) -> None:
         ("folio_pack_ggml", i64, (i64, i64, i64, i64, ptr, ptr)),
         ("folio_unpack_row", None, (POINTER(Weight), i64, ptr)),
         ("folio_forward", i64, (POINTER(Model), POINTER(Step))),
-        ("folio_linear", i64, (POINTER(Linear), ptr, i64, ptr, i64)),
+        ("folio_linear", i64, (POINTER(Linear), ptr, i64, ptr, i64, POINTER(Lora), i64)),
         ("folio_read_rate", ctypes.c_double, (ptr, i64, i64)),
     ):
         function = getattr(library, name)
@@ -121,4 +134,4 @@ def declare(library: ctypes.CDLL) -> None:
         function.argtypes = arguments
 
 
-SIZES = tuple(ctypes.sizeof(structure) for structure in (Weight, Linear, Layer, Model, Group, Step))
+SIZES = tuple(ctypes.sizeof(structure) for structure in (Weight, Linear, Layer, Model, Group, Step, LoraLinear, Lora))

@@ -49,6 +49,22 @@ struct FolioModel {
 
 enum FolioKV : int64_t { FOLIO_KV_F32 = 0, FOLIO_KV_BF16 = 1, FOLIO_KV_I8 = 2 };
 
+// An adapter's part of one FolioLinear: y += (x · aᵀ) · bᵀ, part by part. What part i's matrix multiplies begins at
+// `offsets[i]` of x · aᵀ. Without data a matrix is not there.
+struct FolioLoraLinear {
+    FolioWeight a;     // [sum of the parts' ranks, in]
+    FolioWeight b[3];  // [out, rank], the scale in it
+    int64_t offsets[3];
+};
+
+// The adapters of a step. An adapter has four linears a layer (qkv, o, gate and up, down), then that of the head.
+struct FolioLora {
+    int64_t num_slots;
+    const FolioLoraLinear* const* adapters;  // [slots], null where a slot is empty
+    const int32_t* slots;                    // [tokens] each one's slot, or −1
+    const int32_t* output_slots;             // [outputs] the same of those behind the last layer
+};
+
 // One KV group's rows of a step.
 struct FolioGroup {
     const int32_t* table;  // [rows, width] blocks
@@ -69,6 +85,7 @@ struct FolioStep {
     uint8_t* const* values;
     int64_t block_size, kv_format, threads;
     float* hidden;  // [outputs, hidden] normalised hidden states
+    const FolioLora* lora;  // null: no token has an adapter
 };
 
 }  // extern "C"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lora.h"
 #include "simd.h"
 
 namespace folio {
@@ -319,6 +320,14 @@ void small_product(const float* x, int64_t ldx, const float* w, int64_t ldw, int
         });
 }
 
+void small_product(const float* x, int64_t ldx, const uint16_t* w, int64_t ldw, int64_t k, int64_t rows, float* out,
+                   int64_t ldo, bool accumulate) {
+    for (int64_t first = 0; first < rows; first += ROWS)
+        with_rows<ROWS>(std::min<int64_t>(ROWS, rows - first), [&]<int R>() {
+            floats<R>(x + first * ldx, ldx, w, ldw, k, out + first * ldo, ldo, accumulate);
+        });
+}
+
 Forms forms_of(const FolioLinear& linear) {
     Forms forms;
     for (int64_t i = 0; i < linear.num_parts; i++) {
@@ -330,12 +339,13 @@ Forms forms_of(const FolioLinear& linear) {
     return forms;
 }
 
-void Activations::shape(const FolioLinear& linear, int64_t rows) {
+void Activations::shape(const FolioLinear& linear, int64_t rows, bool floats) {
     k = linear.parts[0].k;
     groups = (k + GROUP - 1) / GROUP;
     padded = groups * GROUP;
     forms = forms_of(linear);
     if (forms.pairs && rows > FEW) forms.pairs = false, forms.f32 = true;
+    if (floats) forms.f32 = true;
     auto grow = [](auto& vector, int64_t size) {
         if (int64_t(vector.size()) < size) vector.resize(size_t(size));
     };
@@ -391,7 +401,8 @@ void Activations::set(int64_t row, const float* x) {
     }
 }
 
-void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t rows, float* y, int64_t ldy, Into into) {
+void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t rows, float* y, int64_t ldy, Into into,
+            LoraAddition lora) {
     int64_t total = 0;
     int64_t parts = into == Into::silu_mul ? 1 : linear.num_parts;
     for (int64_t i = 0; i < parts; i++) total += panels(linear.parts[i]);
@@ -421,12 +432,14 @@ void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t
                 for (int64_t row = block; row < stop; row += step) {
                     int64_t count = std::min(step, stop - row);
                     panel_tile(weight, own, panel, x, row, count, tile[0]);
+                    if (lora.rows) lora.rows->expand(lora.index, part, panel, row, count, tile[0]);
                     const float* bias = linear.bias ? linear.bias + column : nullptr;
                     if (into == Into::silu_mul) {
                         int64_t few = tile_rows(linear.parts[1], x);
                         for (int64_t r = 0; r < count; r += few)
                             panel_tile(linear.parts[1], own_up, panel, x, row + r, std::min<int64_t>(few, count - r),
                                        tile[1] + r * PANEL);
+                        if (lora.rows) lora.rows->expand(lora.index, 1, panel, row, count, tile[1]);
                         const float* up_bias = bias ? bias + weight.n : nullptr;
                         for (int64_t r = 0; r < count; r++) {
                             float *gate = tile[0] + r * PANEL, *up = tile[1] + r * PANEL, *to = y + (row + r) * ldy + column;

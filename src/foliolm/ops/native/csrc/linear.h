@@ -37,19 +37,32 @@ struct Activations {
     std::vector<float> pairs_sum;     // [rows, groups] sum of the group
     int64_t s16_top = 32767;
 
-    void shape(const FolioLinear& linear, int64_t rows);
+    // `floats`: rows are kept as they are too, whatever the weights' formats want.
+    void shape(const FolioLinear& linear, int64_t rows, bool floats = false);
     // Row `row` from `x` [k].
     void set(int64_t row, const float* x);
 };
 
 enum class Into { store, add, silu_mul };
 
+// What adapters add to a linear, once their rows are shrunk: its number among an adapter's linears.
+class LoraRows;
+struct LoraAddition {
+    LoraRows* rows = nullptr;
+    int64_t index = 0;
+};
+
 // All threads of the team: y = x · Wᵀ + b, or y += that, or (two parts) y = silu(x · W0ᵀ + b0) · (x · W1ᵀ + b1).
 // The team must have met at a barrier since `x` was set, and meets at one after this.
-void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t rows, float* y, int64_t ldy, Into into);
+// `lora` adds to each product before anything else is done with it.
+void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t rows, float* y, int64_t ldy, Into into,
+            LoraAddition lora = {});
 
 // out[r][0..16) (+)= Σ_k x[r][k] · w[k][0..16), rows r of `x` and `out` strided.
 void small_product(const float* x, int64_t ldx, const float* w, int64_t ldw, int64_t k, int64_t rows, float* out,
+                   int64_t ldo, bool accumulate);
+// The same with bfloat16 weights.
+void small_product(const float* x, int64_t ldx, const uint16_t* w, int64_t ldw, int64_t k, int64_t rows, float* out,
                    int64_t ldo, bool accumulate);
 
 }  // namespace folio

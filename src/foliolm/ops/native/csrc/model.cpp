@@ -10,6 +10,7 @@
 #include "abi.h"
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -45,6 +46,7 @@ struct Buffers {
     std::vector<float> x, qkv, attended, activated, angles;
     Activations activations;
     std::vector<AttentionPlan> plans;
+    LoraRows tokens, outputs;  // by adapter: the step's tokens, and those that come out of the last layer
     std::vector<std::vector<float>> line;  // a thread's own row
 };
 
@@ -75,8 +77,11 @@ public:
         if (int64_t(b_.plans.size()) < groups) b_.plans.resize(size_t(groups));
         for (int64_t i = 0; i < groups; i++)
             b_.plans[size_t(i)].make(s_, s_.groups[i], m_.num_heads, m_.num_kv_heads, m_.head_dim);
-        x_ = b_.x.data();
-        attended_ = b_.attended.data();
+        if (s_.lora) {
+            int64_t width = lora_width(*s_.lora, s_.lora->slots, n, m_.num_layers * LORA_LINEARS);
+            b_.tokens.make(*s_.lora, s_.lora->slots, n, width);
+            b_.outputs.make(*s_.lora, s_.lora->output_slots, s_.num_outputs, width);
+        }
     }
 
     void run(Team& team, int thread) {
@@ -105,9 +110,15 @@ private:
         team.barrier();
     }
 
-    // Rows of x (normalised, if a norm is given) as the linear's formats want them.
-    void prepare(Team& team, int thread, const FolioLinear& linear, const float* x, int64_t ldx, int64_t rows, const float* norm) {
-        if (thread == 0) b_.activations.shape(linear, rows);
+    // Linear `index` of the adapters, where some of `rows` has it.
+    LoraAddition addition(LoraRows& rows, int64_t index) const {
+        return s_.lora && rows.uses(index) ? LoraAddition{&rows, index} : LoraAddition{};
+    }
+
+    // Rows of x (normalised, if a norm is given) as the linear's formats want them; shrunk, where adapters add to it.
+    void prepare(Team& team, int thread, const FolioLinear& linear, const float* x, int64_t ldx, int64_t rows,
+                 const float* norm, LoraAddition lora) {
+        if (thread == 0) b_.activations.shape(linear, rows, lora.rows != nullptr);
         team.barrier();
         float* line = b_.line[size_t(thread)].data();
         int64_t begin, end;
@@ -121,18 +132,24 @@ private:
                 b_.activations.set(r, from);
             }
         team.barrier();
+        if (lora.rows) {
+            lora.rows->shrink(team, lora.index, b_.activations);
+            team.barrier();
+        }
     }
 
-    void product(Team& team, const FolioLinear& weights, int64_t rows, float* y, int64_t ldy, Into into) {
-        linear(team, weights, b_.activations, rows, y, ldy, into);
+    void product(Team& team, const FolioLinear& weights, int64_t rows, float* y, int64_t ldy, Into into, LoraAddition lora) {
+        linear(team, weights, b_.activations, rows, y, ldy, into, lora);
         team.barrier();
     }
 
     void layer(Team& team, int thread, int64_t index) {
         const FolioLayer& layer = m_.layers[index];
         int64_t n = s_.num_tokens, begin, end;
-        prepare(team, thread, layer.qkv, b_.x.data(), m_.hidden, n, layer.input_norm);
-        product(team, layer.qkv, n, b_.qkv.data(), qkv_width_, Into::store);
+        int64_t first = index * LORA_LINEARS;
+        LoraAddition lora = addition(b_.tokens, first);
+        prepare(team, thread, layer.qkv, b_.x.data(), m_.hidden, n, layer.input_norm, lora);
+        product(team, layer.qkv, n, b_.qkv.data(), qkv_width_, Into::store, lora);
         Pages pages{s_.keys[index], s_.values[index], s_.block_size, m_.num_kv_heads, m_.head_dim, s_.kv_format};
         const int64_t* slots = s_.groups[layer.group].slots;
         while (team.take(n, n < 64 ? 1 : 8, begin, end))
@@ -151,12 +168,16 @@ private:
             team.barrier();
             x = rest, attended = rest_attended, n = s_.num_outputs;
         }
-        prepare(team, thread, layer.o, attended, attended_width_, n, nullptr);
-        product(team, layer.o, n, x, m_.hidden, Into::add);
-        prepare(team, thread, layer.gate_up, x, m_.hidden, n, layer.post_norm);
-        product(team, layer.gate_up, n, b_.activated.data(), m_.intermediate, Into::silu_mul);
-        prepare(team, thread, layer.down, b_.activated.data(), m_.intermediate, n, nullptr);
-        product(team, layer.down, n, x, m_.hidden, Into::add);
+        LoraRows& by_adapter = index == m_.num_layers - 1 ? b_.outputs : b_.tokens;
+        lora = addition(by_adapter, first + 1);
+        prepare(team, thread, layer.o, attended, attended_width_, n, nullptr, lora);
+        product(team, layer.o, n, x, m_.hidden, Into::add, lora);
+        lora = addition(by_adapter, first + 2);
+        prepare(team, thread, layer.gate_up, x, m_.hidden, n, layer.post_norm, lora);
+        product(team, layer.gate_up, n, b_.activated.data(), m_.intermediate, Into::silu_mul, lora);
+        lora = addition(by_adapter, first + 3);
+        prepare(team, thread, layer.down, b_.activated.data(), m_.intermediate, n, nullptr, lora);
+        product(team, layer.down, n, x, m_.hidden, Into::add, lora);
     }
 
     // Norms and rotates a token's queries and keys, and writes its keys and values.
@@ -182,7 +203,6 @@ private:
     const FolioStep& s_;
     Buffers& b_;
     int64_t qkv_width_, attended_width_;
-    float *x_, *attended_;
 };
 
 template <class F>
@@ -208,6 +228,7 @@ extern "C" {
 void folio_sizes(int64_t* sizes) {
     sizes[0] = sizeof(FolioWeight), sizes[1] = sizeof(FolioLinear), sizes[2] = sizeof(FolioLayer);
     sizes[3] = sizeof(FolioModel), sizes[4] = sizeof(FolioGroup), sizes[5] = sizeof(FolioStep);
+    sizes[6] = sizeof(FolioLoraLinear), sizes[7] = sizeof(FolioLora);
 }
 
 const char* folio_isa() { return FOLIO_ISA; }
@@ -236,12 +257,19 @@ int64_t folio_forward(const FolioModel* model, const FolioStep* step) {
     });
 }
 
-// y [rows, n] = x [rows, k] · Wᵀ + b.
-int64_t folio_linear(const FolioLinear* linear, const float* x, int64_t rows, float* y, int64_t threads) {
+// y [rows, n] = x [rows, k] · Wᵀ + b, and what linear `index` of the adapters adds, where `lora` is given.
+int64_t folio_linear(const FolioLinear* linear, const float* x, int64_t rows, float* y, int64_t threads,
+                     const FolioLora* lora, int64_t index) {
     return folio::guarded([&] {
         std::lock_guard<std::mutex> held(folio::call_mutex());
         auto& activations = folio::buffers().activations;
-        activations.shape(*linear, rows);
+        auto& by_adapter = folio::buffers().tokens;
+        folio::LoraAddition addition;
+        if (lora) {
+            by_adapter.make(*lora, lora->slots, rows, folio::lora_width(*lora, lora->slots, rows, index + 1));
+            if (by_adapter.uses(index)) addition = {&by_adapter, index};
+        }
+        activations.shape(*linear, rows, addition.rows != nullptr);
         int64_t width = 0;
         for (int64_t i = 0; i < linear->num_parts; i++) width += linear->parts[i].n;
         folio::run_team(int(threads), [&](folio::Team& team, int) {
@@ -249,7 +277,11 @@ int64_t folio_linear(const FolioLinear* linear, const float* x, int64_t rows, fl
             while (team.take(rows, 1, begin, end))
                 activations.set(begin, x + begin * activations.k);
             team.barrier();
-            folio::linear(team, *linear, activations, rows, y, width, folio::Into::store);
+            if (addition.rows) {
+                by_adapter.shrink(team, index, activations);
+                team.barrier();
+            }
+            folio::linear(team, *linear, activations, rows, y, width, folio::Into::store, addition);
             team.barrier();
         });
     });
