@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from foliolm.api.async_llm import AsyncLLM
     from foliolm.api.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from foliolm.api.llm import LLM
+    from foliolm.api.lora_request import LoRARequest
     from foliolm.api.results import CompletionOutput, RequestOutput
     from foliolm.core.sampling import SamplingParams
 
@@ -18,6 +19,7 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "__version__",
@@ -31,6 +33,7 @@ _HOMES = {
     "BeamSearchSequence": "foliolm.api.beams",
     "LLM": "foliolm.api.llm",
     "CompletionOutput": "foliolm.api.results",
+    "LoRARequest": "foliolm.api.lora_request",
     "RequestOutput": "foliolm.api.results",
     "SamplingParams": "foliolm.core.sampling",
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from foliolm.core.clock import MonotonicClock
 from foliolm.core.config import EngineConfig
-from foliolm.core.errors import ConfigError
+from foliolm.core.errors import ConfigError, RequestError
 from foliolm.core.resolve import Limits, SchedulerConfig, default_budget, resolve_limits, resolve_scheduler
 from foliolm.engine.engine import Engine, EngineInfo
 from foliolm.executor.cost import CostExecutor
@@ -31,6 +31,7 @@ from foliolm.version import __version__
 if TYPE_CHECKING:
     import torch
 
+    from foliolm.core.adapter import AdapterHost
     from foliolm.core.grammar import Grammars
     from foliolm.core.kvspec import KVSpec
     from foliolm.core.protocols import Clock, CostModel, Executor
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 RATE_CHUNK = 256
 """Tokens of the prompt chunk by which the device's prefill rate is measured: long enough to be compute-bound."""
+HELD_PER_SLOT = 8
+"""Adapters in host memory for each slot of the device, where nobody says."""
 PRESET_CHUNK = 2048
 """The same where the device is only described, by its step cost."""
 
@@ -72,8 +75,6 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
     from foliolm.model.loader import check_runnable
     from foliolm.weights.store import open_model
 
-    if config.enable_lora:
-        raise ConfigError("--enable-lora: this engine serves no adapters yet")
     files = open_model(config.model, load_format=config.load_format)
     check_runnable(files.shape)
     limits = resolve_limits(config, files.shape.max_position_embeddings)
@@ -99,6 +100,8 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
         seed=config.seed,
         num_host_blocks=num_host_blocks,
         grammars=grammars,
+        max_loras=config.max_loras if config.enable_lora else 0,
+        max_lora_rank=config.max_lora_rank,
     )
     seconds = executor.warm_up(settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len)
     report(f"warmed up in {seconds:.1f} s")
@@ -121,8 +124,18 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
     )
     books = Books(cost, cost_source, engine_index, config.ledger, config.itl_target_ms)
     engine = _compose(
-        settings, executor.kv.specs, executor, MonotonicClock(), info, books, config.pipeline_depth, grammars
+        settings,
+        executor.kv.specs,
+        executor,
+        MonotonicClock(),
+        info,
+        books,
+        config.pipeline_depth,
+        grammars,
+        executor.adapters,
+        config.max_cpu_loras or HELD_PER_SLOT * config.max_loras,
     )
+    _load_adapters(engine, config, report)
     if config.self_calibration and config.step_cost is None:
         from foliolm.ledger.self_calibration import SelfCalibration
 
@@ -252,6 +265,8 @@ def _compose(
     books: Books,
     depth: int,
     grammars: Grammars | None = None,
+    adapters: AdapterHost | None = None,
+    max_cpu_loras: int = 1,
 ) -> Engine:
     """What real and virtual engines have in common."""
     journal = None if books.ledger is None else Journal(Path(books.ledger), f"engine-{books.engine_index}")
@@ -285,7 +300,22 @@ def _compose(
         ledger.on_step.append(chunks.observe)
     prices = LedgerPrices(ledger, settings.block_size, settings.max_num_batched_tokens)
     scheduler = Scheduler(settings, KVManager(specs, settings.num_blocks, settings.block_size), chunks, prices)
-    return Engine(scheduler, executor, clock, ledger, info, depth, grammars)
+    return Engine(scheduler, executor, clock, ledger, info, depth, grammars, adapters, max_cpu_loras)
+
+
+def _load_adapters(engine: Engine, config: EngineConfig, report: Callable[[str], None]) -> None:
+    """The adapters of ``--lora-modules``: their load ids are 1, 2, 3, … in that order, for whoever names them.
+
+    Raises:
+        ConfigError: one cannot be loaded.
+    """
+    for load_id, (name, path) in enumerate(config.lora_paths, start=1):
+        try:
+            size = engine.read_adapter(load_id, name, path)
+        except RequestError as error:
+            raise ConfigError(f"--lora-modules {name}={path}: {error}") from None
+        engine.load_adapter(load_id, path, size)
+        report(f"adapter {name}: rank {size.rank}, {size.num_bytes / 2**20:.1f} MiB")
 
 
 def _predictor(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+
+from foliolm.shape.lora import module_shape
+from foliolm.shape.model import ModelShape
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -26,7 +29,7 @@ def write_adapter(
     ranks: Mapping[str, int] | None = None,
     **settings: Any,
 ) -> Path:
-    """A random adapter of a transformers model, strong enough to change its answers.
+    """A random adapter of a transformers model or a shape, strong enough to change its answers.
 
     Args:
         folder: to write.
@@ -40,11 +43,10 @@ def write_adapter(
     """
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, module in model.named_modules():
+    for name, (n, k) in _linears(model):
         kind = name.rpartition(".")[2]
-        if kind not in targets or not hasattr(module, "weight"):
+        if kind not in targets:
             continue
-        n, k = module.weight.shape
         r = (ranks or {}).get(kind, rank)
         tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(r, k, generator=generator) * size
         tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(n, r, generator=generator) * size
@@ -61,6 +63,20 @@ def write_adapter(
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
+
+
+def _linears(model: Any) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(name, [out, in]) of a transformers model's modules with a matrix, or of a shape's linears."""
+    if not isinstance(model, ModelShape):
+        for name, module in model.named_modules():
+            if getattr(module, "weight", None) is not None and module.weight.dim() == 2:
+                yield name, tuple(module.weight.shape)
+        return
+    for layer in range(model.num_layers):
+        for module in ALL:
+            block = "self_attn" if module in ALL[:4] else "mlp"
+            yield f"model.layers.{layer}.{block}.{module}", module_shape(model, module)
+    yield "lm_head", module_shape(model, "lm_head")
 
 
 def merged(model: Any, folder: Path) -> Any:

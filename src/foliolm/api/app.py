@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from foliolm.api.adapters import Adapter, add_adapter_routes
 from foliolm.api.chat import chat_completions
 from foliolm.api.completions import completions
 from foliolm.api.errors import GenerationFailedError, error_response, refusal_reason
@@ -61,6 +62,7 @@ def build_app(service: Service, options: ServerOptions | None = None, log: Reque
     _add_errors(app, service)
     _add_routes(app, service)
     add_life_routes(app, service)
+    add_adapter_routes(app, service)
     return Access(app, log)
 
 
@@ -75,12 +77,14 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [_entry(service, name) for name in service.model.names]})
+        entries = [_entry(service, name) for name in service.model.names]
+        return JSONResponse({"object": "list", "data": [*entries, *map(_adapter_entry(service), service.adapters)]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> JSONResponse:
         service.check_model(name)
-        return JSONResponse(_entry(service, name))
+        adapter = service.adapters.get(name)
+        return JSONResponse(_entry(service, name) if adapter is None else _adapter_entry(service)(adapter))
 
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:
@@ -110,6 +114,14 @@ def _entry(service: Service, name: str) -> dict[str, Any]:
         "root": served.name,
         "max_model_len": served.max_model_len,
     }
+
+
+def _adapter_entry(service: Service) -> Callable[[Adapter], dict[str, Any]]:
+    def entry(adapter: Adapter) -> dict[str, Any]:
+        ours = {"created": adapter.created, "root": adapter.path, "parent": service.model.name}
+        return {**_entry(service, adapter.name), **ours}
+
+    return entry
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from foliolm.api.choice import Choice, Delta
 from foliolm.api.generation import Deadlines, Generation
 from foliolm.api.launch import start_engine
 from foliolm.api.llm import Prompt
+from foliolm.api.lora_request import LoadIds, LoRARequest
 from foliolm.api.results import CompletionOutput, RequestOutput
 from foliolm.core.config import EngineConfig
 from foliolm.core.errors import EngineDeadError
@@ -53,6 +55,8 @@ class AsyncLLM:
         started = start_engine(self.config, files, report)
         self.client, self.model, self.info = started.client, started.model, started.info
         self._attached = False
+        self._adapters = LoadIds(len(self.config.lora_modules))
+        self._loading = asyncio.Lock()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own sampling defaults."""
@@ -65,6 +69,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         timeout_s: float | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Complete a prompt. Each output holds all that there is so far; the last one is ``finished``.
 
@@ -75,6 +80,7 @@ class AsyncLLM:
             sampling_params: None: the model's defaults. ``max_tokens`` None: up to the end of the context.
             priority: lower runs earlier, under the priority policy.
             timeout_s: seconds after which the request is given up.
+            lora_request: its adapter, loaded if it is not yet.
 
         Raises:
             RequestError: the prompt or a parameter is wrong.
@@ -84,7 +90,7 @@ class AsyncLLM:
         """
         text = prompt if isinstance(prompt, str) else None
         ids = await self.model.encode_off_loop(prompt, "prompt") if isinstance(prompt, str) else list(prompt)
-        async for output in self._run(text, ids, sampling_params, "prompt", priority, timeout_s):
+        async for output in self._run(text, ids, sampling_params, "prompt", priority, timeout_s, lora_request):
             yield output
 
     async def chat(
@@ -94,6 +100,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         timeout_s: float | None = None,
+        lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation, as ``generate`` does a prompt; ``options`` are ``ChatTemplate.encode``'s.
@@ -102,7 +109,7 @@ class AsyncLLM:
             RequestError: the model has no chat template or it refuses the messages; else as ``generate``.
         """
         ids = await self.model.encode_chat_off_loop(messages, **options)
-        async for output in self._run(None, ids, sampling_params, "messages", priority, timeout_s):
+        async for output in self._run(None, ids, sampling_params, "messages", priority, timeout_s, lora_request):
             yield output
 
     def close(self) -> None:
@@ -125,12 +132,14 @@ class AsyncLLM:
         field: str,
         priority: int,
         timeout_s: float | None,
+        lora_request: LoRARequest | None,
     ) -> AsyncIterator[RequestOutput]:
         if not self._attached:
             self.client.attach()
             self._attached = True
+        adapter = None if lora_request is None else await self._load_id(lora_request)
         sampling = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        generation = self._generation(ids, sampling, field, priority, timeout_s)
+        generation = self._generation(ids, sampling, field, priority, timeout_s, adapter)
         wholes = [Delta() for _ in generation.choices]
         try:
             await generation.start()
@@ -145,8 +154,31 @@ class AsyncLLM:
             generation.abort()
             generation.close()
 
+    async def _load_id(self, wanted: LoRARequest) -> int:
+        """The load id of an adapter, which is loaded if it is not yet.
+
+        Raises:
+            RequestError: its files are wrong, or ``enable_lora`` is not set.
+        """
+        async with self._loading:
+            load_id = self._adapters.known(wanted)
+            if load_id is None:
+                load_id = self._adapters.fresh()
+                order = {"load_id": load_id, "name": wanted.lora_name, "path": wanted.lora_path}
+                await self.client.ask("load_adapter", **order)
+                before = self._adapters.loaded(wanted, load_id)
+                if before is not None:
+                    await self.client.ask("unload_adapter", load_id=before)
+            return load_id
+
     def _generation(
-        self, ids: list[int], sampling: SamplingParams, field: str, priority: int, timeout_s: float | None
+        self,
+        ids: list[int],
+        sampling: SamplingParams,
+        field: str,
+        priority: int,
+        timeout_s: float | None,
+        adapter: int | None,
     ) -> Generation:
         self.model.check_prompt(ids, field)
         self.model.check_sampling(sampling)
@@ -163,6 +195,7 @@ class AsyncLLM:
                 arrival_ns=arrival,
                 priority=priority,
                 sibling=child,
+                adapter=adapter,
             )
             stream = TextStream(self.model.tokenizer, ids, request.sampling)
 

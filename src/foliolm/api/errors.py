@@ -63,7 +63,7 @@ def refusal_reason(error: FolioError) -> str:
 
 
 def _classified(error: Exception) -> tuple[int, str, dict[str, str]]:
-    if isinstance(error, ModelNotFoundError):
+    if isinstance(error, RequestError) and error.code == "model_not_found":
         return 404, "not_found_error", {}
     if isinstance(error, BodyTooLargeError):
         return 413, "invalid_request_error", {"connection": "close"}

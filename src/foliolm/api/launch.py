@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from foliolm.api.adapters import Adapters
 from foliolm.api.app import build_app
 from foliolm.api.options import ServerOptions
 from foliolm.api.request_log import RequestLog
@@ -116,6 +117,13 @@ def run_server(
     tracer = None if endpoint is None else Tracer(endpoint, names[0])
     try:
         started = start_engine(config, files, report, metrics, supervision, factory)
+        adapters = Adapters(started.client, config.lora_paths, config.enable_lora, started.model.names)
+
+        def restarted(engine: int) -> None:
+            metrics.observe_restart(engine)
+            adapters.restarted(engine)
+
+        started.client.on_restart = restarted
         service = Service(
             started.model,
             started.client,
@@ -125,6 +133,7 @@ def run_server(
             journal,
             tracer,
             config.fairness,
+            adapters,
         )
         app = build_app(service, options, log)
         serve(app, service, listener, options, lambda: on_ready(started.model, started.info))

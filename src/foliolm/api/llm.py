@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from foliolm.api.beams import BeamSearchOutput, BeamSearchParams, searched
 from foliolm.api.choice import Choice, Delta
+from foliolm.api.lora_request import LoadIds, LoRARequest, LoRARequests, one_each
 from foliolm.api.results import CompletionOutput, RequestOutput
 from foliolm.api.served_model import ServedModel
 from foliolm.assemble import build_engine
@@ -62,6 +63,7 @@ class LLM:
         self.engine = build_engine(self.config)
         self.client = InProcessClient([self.engine])
         self.model = replace(ServedModel.of(self.config, files), max_model_len=self.engine.info.max_model_len)
+        self._adapters = LoadIds(len(self.config.lora_modules))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own sampling defaults."""
@@ -71,6 +73,8 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoRARequests = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all of them in one continuous batch.
 
@@ -78,6 +82,7 @@ class LLM:
             prompts: a text, a list of token ids, or a list of either.
             sampling_params: for all prompts, or one a prompt; None: the model's defaults. ``max_tokens`` None: up to
                 the end of the context.
+            lora_request: the adapter of all prompts, or one (or None) a prompt; loaded if it is not yet.
 
         Returns:
             One output a prompt, in their order.
@@ -90,13 +95,15 @@ class LLM:
             (prompt, self.model.encode(prompt, "prompt")) if isinstance(prompt, str) else (None, list(prompt))
             for prompt in listed
         ]
-        return self._run(pairs, sampling_params, "prompt")
+        return self._run(pairs, sampling_params, "prompt", lora_request)
 
     def chat(
         self,
         messages: Sequence[Mapping[str, str]] | Sequence[Sequence[Mapping[str, str]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         add_generation_prompt: bool = True,
+        *,
+        lora_request: LoRARequests = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several; a message has ``role`` and ``content``.
 
@@ -110,7 +117,7 @@ class LLM:
             (None, self.model.encode_chat(conversation, add_generation_prompt=add_generation_prompt))  # type: ignore[arg-type]
             for conversation in conversations
         ]
-        return self._run(pairs, sampling_params, "messages")
+        return self._run(pairs, sampling_params, "messages", lora_request)
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The best continuations of each prompt by beam search, best first.
@@ -137,6 +144,7 @@ class LLM:
         pairs: Sequence[tuple[str | None, list[int]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         field: str,
+        lora_request: LoRARequests,
     ) -> list[RequestOutput]:
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         each = [given] * len(pairs) if isinstance(given, SamplingParams) else list(given)
@@ -145,9 +153,11 @@ class LLM:
                 f"sampling_params has {len(each)} entries for {len(pairs)} prompts; give one, or one a prompt",
                 "sampling_params",
             )
+        adapters = [self._load_id(one) for one in one_each(lora_request, len(pairs))]
         arrival = time.monotonic_ns()
         jobs = [
-            self._job(text, ids, sampling, field, arrival) for (text, ids), sampling in zip(pairs, each, strict=True)
+            self._job(text, ids, sampling, field, arrival, adapter)
+            for (text, ids), sampling, adapter in zip(pairs, each, adapters, strict=True)
         ]
         started: list[int] = []
         try:
@@ -157,7 +167,33 @@ class LLM:
             self.client.abort(started)
         return [_output(job) for job in jobs]
 
-    def _job(self, text: str | None, token_ids: list[int], sampling: SamplingParams, field: str, arrival: int) -> _Job:
+    def _load_id(self, wanted: LoRARequest | None) -> int | None:
+        """The load id of an adapter, which is loaded if it is not yet.
+
+        Raises:
+            RequestError: its files are wrong, or ``enable_lora`` is not set.
+        """
+        if wanted is None:
+            return None
+        load_id = self._adapters.known(wanted)
+        if load_id is None:
+            load_id = self._adapters.fresh()
+            size = self.engine.read_adapter(load_id, wanted.lora_name, wanted.lora_path)
+            self.engine.load_adapter(load_id, wanted.lora_path, size)
+            before = self._adapters.loaded(wanted, load_id)
+            if before is not None:
+                self.engine.unload_adapter(before)
+        return load_id
+
+    def _job(
+        self,
+        text: str | None,
+        token_ids: list[int],
+        sampling: SamplingParams,
+        field: str,
+        arrival: int,
+        adapter: int | None,
+    ) -> _Job:
         self.model.check_prompt(token_ids, field)
         self.model.check_sampling(sampling)
         room = self.model.room(len(token_ids), sampling.max_tokens)
@@ -171,6 +207,7 @@ class LLM:
                 eos_token_ids=self.model.eos_token_ids,
                 arrival_ns=arrival,
                 sibling=child,
+                adapter=adapter,
             )
             text_stream = TextStream(self.model.tokenizer, token_ids, request.sampling)
             job.requests.append(request)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from foliolm.api.adapters import Adapters
 from foliolm.api.choice import Choice
 from foliolm.api.errors import BodyTooLargeError, ModelNotFoundError, ServerDrainingError
 from foliolm.api.generation import ChoiceMaker, Deadlines, Generation
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 SOON_S = 0.2
 """An engine that takes a request within this many seconds is not worth watching its client for."""
+MAX_NAMED = 20
+"""Models and adapters that an error names at most."""
 MAX_CHOICES = 256
 """Most choices (prompts × n) of one request."""
 MAX_TOKENS = 1 << 20
@@ -60,6 +63,7 @@ class Answer:
         trace: headers of the client's trace, where spans are made.
         tenant: whose it is, where tenants are treated fairly.
         degraded: what was cut of the request instead of refusing it, and why.
+        adapter: load id of the LoRA adapter that it asked for, or None.
     """
 
     id: str
@@ -72,6 +76,7 @@ class Answer:
     trace: dict[str, str] = field(default_factory=dict)
     tenant: str = ""
     degraded: list[dict[str, Any]] = field(default_factory=list)
+    adapter: int | None = None
 
     def frame(self, kind: str) -> dict[str, Any]:
         """What every part of the answer begins with."""
@@ -114,6 +119,7 @@ class Service:
         journal: takes what this side saw of each request; None: nobody asked.
         tracer: makes a span of each; None: nobody asked.
         fairness: what tells tenants apart: ``off``, ``user`` or ``api-key``.
+        adapters: LoRA adapters that requests may choose; None: there are none.
     """
 
     def __init__(
@@ -126,7 +132,9 @@ class Service:
         journal: Journal | None = None,
         tracer: Tracer | None = None,
         fairness: str = "off",
+        adapters: Adapters | None = None,
     ) -> None:
+        self.adapters = adapters or Adapters(client, (), False, model.names)
         self.journal = journal
         self.tracer = tracer
         self.model = model
@@ -195,7 +203,10 @@ class Service:
         trace = {} if self.tracer is None else trace_headers(request.headers)
         tenant = self._tenant(request, body)
         began_ns = time.monotonic_ns()
-        return Answer(identifier, int(time.time()), name, aliases, log, began_ns, request.receive, trace, tenant)
+        adapter = self.adapters.get(body.model)
+        load_id = None if adapter is None else adapter.load_id
+        created = int(time.time())
+        return Answer(identifier, created, name, aliases, log, began_ns, request.receive, trace, tenant, [], load_id)
 
     def _tenant(self, request: Request, body: GenerationBody) -> str:
         """Whose turn a request takes; a key itself never leaves this process."""
@@ -212,8 +223,8 @@ class Service:
         Raises:
             ModelNotFoundError: with the names that are served.
         """
-        if name is not None and name not in self.model.names:
-            names = ", ".join(self.model.names)
+        if name is not None and name not in self.model.names and self.adapters.get(name) is None:
+            names = ", ".join([*self.model.names, *(adapter.name for adapter in self.adapters)][:MAX_NAMED])
             raise ModelNotFoundError(
                 f"model {name[:200]!r} is not served here; served: {names}", "model", "model_not_found"
             )
@@ -295,6 +306,7 @@ class Service:
                     tenant=answer.tenant,
                     label=answer.id if body.user is None else f"{answer.id} user={body.user}",
                     cache_salt=body.cache_salt,
+                    adapter=answer.adapter,
                     sibling=child,
                 )
                 if child < sampling.n:

@@ -67,6 +67,7 @@ generate.__name__ = "generate"
 
 
 def _run(config: EngineConfig, requests: list[BatchRequest], output: BatchOutput, concurrency: int) -> Counts:
+    from foliolm.api.adapters import Adapters
     from foliolm.api.app import build_app
     from foliolm.api.batch import Counts
     from foliolm.api.launch import start_engine
@@ -85,7 +86,8 @@ def _run(config: EngineConfig, requests: list[BatchRequest], output: BatchOutput
     metrics = Metrics(config.model)
     started = start_engine(config, files, _say, metrics)
     try:
-        service = Service(started.model, started.client, metrics, config.scheduling_policy)
+        adapters = Adapters(started.client, config.lora_paths, config.enable_lora, started.model.names)
+        service = Service(started.model, started.client, metrics, config.scheduling_policy, adapters=adapters)
         width = min(concurrency, config.max_queued_requests)
         return _with_signals(build_app(service), service, requests, output, width, config.seed or 0)
     finally:

@@ -227,6 +227,14 @@ class ProcessClient:
             self._groups.pop(ids[0], None)
         return ids
 
+    async def ask_one(self, engine: int, what: str, **arguments: Any) -> dict[str, Any]:
+        """Ask one engine; as ``ask``."""
+        if engine in self._dead:
+            raise self._dead[engine]
+        number, future = self._questions.open(engine)
+        self.processes[engine].send(Ask(number, what, arguments))
+        return await future
+
     def abort(self, request_ids: Sequence[int]) -> None:
         """End requests; unknown and ended ones are passed over. Their sinks hear nothing more."""
         by_engine: dict[int, list[int]] = {}
@@ -237,11 +245,12 @@ class ProcessClient:
         for index, ids in by_engine.items():
             self.processes[index].send(Abort(tuple(ids)))
 
-    async def ask(self, what: str) -> list[tuple[int, dict[str, Any]]]:
-        """Ask all engines that live; returns (engine's index, answer) pairs. See ``Engine.ask``.
+    async def ask(self, what: str, **arguments: Any) -> list[tuple[int, dict[str, Any]]]:
+        """Ask all engines that live; returns (engine's index, answer) pairs. See ``Engine.ask`` and ``Ask``.
 
         Raises:
             EngineDeadError: none is alive, or one died before it answered.
+            RequestError: an engine refused an order.
         """
         alive = [index for index in range(len(self.processes)) if index not in self._dead]
         if not alive:
@@ -249,7 +258,7 @@ class ProcessClient:
         futures = []
         for index in alive:
             number, future = self._questions.open(index)
-            self.processes[index].send(Ask(number, what))
+            self.processes[index].send(Ask(number, what, arguments))
             futures.append(future)
         return list(zip(alive, await asyncio.gather(*futures), strict=True))
 

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from foliolm.core.errors import RequestError
+from foliolm.core.adapter import AdapterHost, AdapterSize
+from foliolm.core.errors import QueueFullError, RequestError
 from foliolm.core.grammar import Grammars
 from foliolm.core.plan import Decision, DecisionKind, StepPlan
 from foliolm.core.protocols import Clock, Executor, SteadyExecutor, StepHandle
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.request import EngineRequest, FinishReason, TokenOutput
 from foliolm.core.result import StepResult
+from foliolm.engine.adapters import AdapterBook
 from foliolm.ledger.ledger import Load
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ class Engine:
         info: what clients are told.
         depth: steps that may be in flight while the next is planned; 0 where the host computes.
         grammars: compiles what answers must follow; None: requests with a grammar are refused.
+        adapters: LoRA adapters in host memory, at most ``max_cpu_loras``; None: none can be loaded.
+        max_cpu_loras: see ``EngineConfig``.
     """
 
     def __init__(
@@ -79,8 +83,18 @@ class Engine:
         info: EngineInfo,
         depth: int = 0,
         grammars: Grammars | None = None,
+        adapters: AdapterHost | None = None,
+        max_cpu_loras: int = 1,
     ) -> None:
         self.grammars = grammars
+        self.adapters: AdapterBook | None = None
+        self._host = adapters
+        self._retiring: set[int] = set()
+        self._drops: deque[tuple[int, int]] = deque()
+        if adapters is not None:
+            self.adapters = AdapterBook(adapters, max_cpu_loras, scheduler.adapters.num_live)
+            self.adapters.on_size = ledger.adapters.__setitem__
+            self.adapters.on_drop = self._drop
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
@@ -101,13 +115,20 @@ class Engine:
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Take a group of requests, all of them or none.
 
-        Grammars are compiled here, unless ``prepare`` did it before in another thread.
+        Grammars are compiled and adapters read here, unless ``prepare`` did it before in another thread.
 
         Raises:
             RequestError: one of them can never be served.
-            QueueFullError: they do not all fit in the queue.
+            QueueFullError: they do not all fit in the queue, or their adapters in host memory.
         """
         self.prepare(requests)
+        if self.adapters is not None and (load_ids := adapters_of(requests)):
+            self.adapters.check(load_ids)
+            if not self.adapters.has_room(load_ids):
+                raise QueueFullError(
+                    f"the {self.adapters.max_held} adapters in host memory (--max-cpu-loras) are all in use"
+                )
+            self.adapters.take(load_ids)
         now = self.clock.now()
         taken: list[EngineRequest] = []
         try:
@@ -122,11 +143,13 @@ class Engine:
             self.ledger.open(request, now)
 
     def prepare(self, requests: Sequence[EngineRequest]) -> None:
-        """Compile what the requests' answers must follow; the one method that any thread may call.
+        """Compile what the requests' answers must follow, and read their adapters; any thread may call it.
 
         Raises:
-            RequestError: a grammar is wrong, or too large.
+            RequestError: a grammar is wrong, or too large; an adapter is not known, or its files are wrong now.
         """
+        if self.adapters is not None:
+            self.adapters.fetch(adapters_of(requests))
         for request in requests:
             spec = request.sampling.grammar
             if spec is not None:
@@ -176,6 +199,8 @@ class Engine:
             next step must be taken by ``step``. Requests may have ended in the last of them.
         """
         executor = self._steady
+        if len(self.scheduler.adapters):
+            return None  # what their adapters add is counted step by step
         if self.depth or executor is None or not executor.knows_steady:
             return None
         scheduler = self.scheduler
@@ -193,6 +218,71 @@ class Engine:
         """Records of the requests that ended since the last call."""
         finished, self.finished = self.finished, []
         return finished
+
+    def is_prepared(self, requests: Sequence[EngineRequest]) -> bool:
+        """Whether ``prepare`` would have nothing to do that takes long."""
+        if any(request.sampling.grammar is not None for request in requests):
+            return False
+        return self.has_adapters(requests)
+
+    def has_adapters(self, requests: Sequence[EngineRequest]) -> bool:
+        """Whether the requests' adapters need not be read."""
+        return self.adapters is None or all(self.adapters.is_ready(load_id) for load_id in adapters_of(requests))
+
+    def has_room(self, requests: Sequence[EngineRequest]) -> bool:
+        """Whether the requests' adapters can be in host memory beside those in use."""
+        return self.adapters is None or self.adapters.has_room(adapters_of(requests))
+
+    def read_adapter(self, load_id: int, name: str, path: str) -> AdapterSize:
+        """Read an adapter's files, for ``load_adapter``; any thread may call it.
+
+        Raises:
+            RequestError: the files are wrong, or this engine serves no adapters; nothing has changed.
+        """
+        if self.adapters is None:
+            raise RequestError("this engine serves no adapters; start it with --enable-lora", "lora_name")
+        return self.adapters.read(load_id, name, path)
+
+    def load_adapter(self, load_id: int, path: str, size: AdapterSize) -> None:
+        """Requests may use an adapter from now on, once ``read_adapter`` has read it."""
+        assert self.adapters is not None
+        self.adapters.register(load_id, path, size)
+
+    def unload_adapter(self, load_id: int) -> int:
+        """New requests do not find an adapter; its memory is given back when the last that uses it has ended.
+
+        Returns:
+            How many still use it.
+        """
+        if self.adapters is None or not self.adapters.hide(load_id):
+            return 0
+        self._retiring.add(load_id)
+        self._retire()
+        return self.scheduler.adapters.num_live(load_id)
+
+    def _retire(self) -> None:
+        assert self.adapters is not None
+        for load_id in [each for each in self._retiring if not self.scheduler.adapters.num_live(each)]:
+            self._retiring.discard(load_id)
+            self.scheduler.adapters.forget(load_id)
+            self.adapters.forget(load_id)
+            self.ledger.adapters.pop(load_id, None)
+
+    def _drop(self, load_id: int) -> None:
+        # A step in flight may be about to copy it into a slot, for a request that was aborted.
+        assert self._host is not None
+        if self.in_flight:
+            self._drops.append((self.in_flight[-1][0].step_id, load_id))
+        else:
+            self._host.drop(load_id)
+
+    def _drop_behind(self, step_id: int) -> None:
+        assert self._host is not None
+        assert self.adapters is not None
+        while self._drops and self._drops[0][0] <= step_id:
+            load_id = self._drops.popleft()[1]
+            if load_id not in self.adapters.held:  # nor has it come back meanwhile
+                self._host.drop(load_id)
 
     def ask(self, what: str) -> dict[str, Any]:
         """Answer a question about the engine as a whole, or carry out an order to it.
@@ -244,6 +334,8 @@ class Engine:
                 outputs = self.scheduler.fail(plan, _sentence(error), now)
             except Exception as second:
                 outputs = self._fail_all(second, now)
+        if self._drops:
+            self._drop_behind(plan.step_id)
         return self._booked(outputs, now)
 
     def _load(self) -> Load:
@@ -263,6 +355,8 @@ class Engine:
         return outputs
 
     def _booked(self, outputs: list[TokenOutput], now: int) -> list[TokenOutput]:
+        if self._retiring:
+            self._retire()
         flying = self.in_flight[0][0] if self.in_flight else None
         for index, output in enumerate(outputs):
             record = self.ledger.note(output, now, flying)
@@ -271,6 +365,11 @@ class Engine:
                 if record.timeline is not None:
                     outputs[index] = replace(output, timeline=record.timeline)
         return outputs
+
+
+def adapters_of(requests: Sequence[EngineRequest]) -> tuple[int, ...]:
+    """Load ids of the requests' adapters, each once."""
+    return tuple({request.adapter: None for request in requests if request.adapter is not None})
 
 
 def _sentence(error: Exception) -> str:

@@ -11,6 +11,7 @@ from foliolm.core.errors import QueueFullError
 from foliolm.core.plan import Decision
 from foliolm.core.record import StepRecord
 from foliolm.core.request import EngineRequest, TokenOutput
+from foliolm.engine.admitting import AdapterOrders, HostQueue
 from foliolm.engine.compiling import CompilingRequests
 from foliolm.engine.engine import Engine
 from foliolm.engine.messages import Abort, Add, Ask, EngineStats, Failure, StepOutputs, Stop, decode_to_engine, encode
@@ -44,6 +45,8 @@ class EngineLoop:
         self._turns: list[Decision] = []
         self._answers: list[tuple[int, dict[str, Any]]] = []
         self._compiling = CompilingRequests(engine.prepare)
+        self._orders = AdapterOrders(engine)
+        self._host_queue = HostQueue(engine)
         self._stopped = False
 
     def run(self) -> None:
@@ -55,12 +58,13 @@ class EngineLoop:
             if not busy and not checked:
                 self._report_invariants()
             checked = not busy
-            idle_ms = STALLED_POLL_MS if self._compiling else None
+            idle_ms = STALLED_POLL_MS if self._compiling or self._orders or self._host_queue else None
             timeout_ms = STALLED_POLL_MS if stalled else (0 if busy else idle_ms)
             received = self._drain(timeout_ms)
             if self._stopped:
                 break
             received |= self._take_compiled()
+            received |= self._take_adapters()
             record = None
             if self.engine.has_work:
                 self._outputs += self.engine.step()
@@ -71,6 +75,7 @@ class EngineLoop:
             if progressed:
                 self._flush(record)
         self._compiling.close()
+        self._orders.close()
 
     def _drain(self, timeout_ms: int | None) -> bool:
         if not self.inbox.poll(timeout_ms):
@@ -88,16 +93,24 @@ class EngineLoop:
             self._stopped = True
         elif isinstance(message, Abort):
             self._compiling.abort(message.request_ids)
+            self._host_queue.abort(message.request_ids)
             self._outputs += self.engine.abort(message.request_ids)
         elif isinstance(message, Ask):
-            self._answers.append((message.number, self.engine.ask(message.what)))
+            if message.what == "load_adapter":
+                self._orders.begin(message)
+            elif message.what == "unload_adapter":
+                in_use = self.engine.unload_adapter(message.arguments["load_id"])
+                self._answers.append((message.number, {"in_use": in_use}))
+            else:
+                self._answers.append((message.number, self.engine.ask(message.what)))
         elif isinstance(message, Add):
             first = message.requests[0].request_id
             limit = self.engine.scheduler.config.max_queued_requests
-            if all(request.sampling.grammar is None for request in message.requests):
+            waiting = len(self._compiling) + len(self._host_queue)
+            if self.engine.is_prepared(message.requests) and not self._host_queue.must_wait(message.requests):
                 self._add(first, message.requests)
-            elif len(self._compiling) >= limit:
-                error = QueueFullError(f"{len(self._compiling)} requests wait for their grammars; the limit is {limit}")
+            elif waiting >= limit:
+                error = QueueFullError(f"{waiting} requests wait for grammars or adapters; the limit is {limit}")
                 self._refused.append((first, Failure.of(error)))
             else:
                 self._compiling.begin(message.requests)
@@ -105,11 +118,27 @@ class EngineLoop:
     def _take_compiled(self) -> bool:
         ready = self._compiling.take_ready() if self._compiling else []
         for first, requests, error in ready:
-            if error is None:
+            if error is not None:
+                self._refuse(first, error)
+            elif self._host_queue.must_wait(requests):
+                self._host_queue.push(first, requests)
+            else:
+                self._add(first, requests)
+        return bool(ready)
+
+    def _take_adapters(self) -> bool:
+        """Loads that are done, and requests for whose adapters there is room now."""
+        answers = self._orders.take_done() if self._orders else []
+        self._answers += answers
+        taken = False
+        while self._host_queue and (group := self._host_queue.pop()) is not None:
+            taken = True
+            first, requests = group
+            if self.engine.has_adapters(requests):
                 self._add(first, requests)
             else:
-                self._refuse(first, error)
-        return bool(ready)
+                self._compiling.begin(requests)  # what was read gave way to others meanwhile
+        return bool(answers) or taken
 
     def _add(self, first: int, requests: tuple[EngineRequest, ...]) -> None:
         try:
@@ -167,4 +196,19 @@ def engine_stats(engine: Engine) -> EngineStats:
         kv_blocks_idle=stats.kv_blocks_idle,
         kv_blocks_shared=stats.kv_blocks_shared,
         kv_unused_tokens=stats.kv_unused_tokens,
+        **_adapter_stats(engine),
     )
+
+
+def _adapter_stats(engine: Engine) -> dict[str, Any]:
+    book, slots = engine.adapters, engine.scheduler.adapters
+    if book is None:
+        return {}
+    return {
+        "adapter_slots": slots.num_slots or 0,
+        "adapters_running": book.names(slots.running),
+        "adapters_waiting": book.names(slots.waiting),
+        "adapters_held": len(book.held),
+        "lora_adapter_loads": engine.ledger.totals.adapter_loads,
+        "lora_adapter_bytes_read": int(engine.ledger.totals.adapter_bytes),
+    }

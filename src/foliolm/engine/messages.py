@@ -43,11 +43,13 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 
     Attributes:
         number: of the question, unique for the client.
-        what: one of ``Engine.ask``'s.
+        what: one of ``Engine.ask``'s, ``load_adapter`` or ``unload_adapter``.
+        arguments: of an order: ``load_id``, and of a load ``name`` and ``path``.
     """
 
     number: int
     what: str
+    arguments: dict[str, Any] = {}
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
@@ -128,6 +130,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         kv_blocks_offloaded, kv_blocks_loaded: of these, blocks that the host kept; and blocks copied back, so far.
         kv_blocks_idle, kv_blocks_shared: free blocks that keep a prefix, and blocks with several holders, now.
         kv_unused_tokens: positions without a token in blocks that requests hold, now.
+        adapter_slots: LoRA adapters that a step may use; 0: none are served.
+        adapters_running, adapters_waiting: names of adapters that running, and other, requests use, now.
+        adapters_held: adapters in host memory, now.
+        lora_adapter_loads, lora_adapter_bytes_read: copies into slots, and bytes that steps read, so far.
     """
 
     num_running: int = 0
@@ -153,6 +159,12 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     kv_blocks_idle: int = 0
     kv_blocks_shared: int = 0
     kv_unused_tokens: int = 0
+    adapter_slots: int = 0
+    adapters_running: tuple[str, ...] = ()
+    adapters_waiting: tuple[str, ...] = ()
+    adapters_held: int = 0
+    lora_adapter_loads: int = 0
+    lora_adapter_bytes_read: int = 0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foliolm.core.errors import EngineDeadError
+from foliolm.engine.messages import Failure
 
 Answer = dict[str, Any]
 
@@ -32,7 +33,11 @@ class Questions:
         for number, answer in answers:
             entry = self._open.get(number)
             if entry is not None and not entry[1].done():
-                entry[1].set_result(answer)
+                failure = answer.get("failure")
+                if failure is None:
+                    entry[1].set_result(answer)
+                else:
+                    entry[1].set_exception(Failure(*failure).error())
 
     def fail(self, engine: int, error: EngineDeadError) -> None:
         """An engine is gone; it answers nothing any more."""

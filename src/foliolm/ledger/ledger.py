@@ -36,6 +36,7 @@ class LedgerTotals:
         num_tokens: tokens computed, recomputed ones included.
         num_sampled: tokens sampled.
         step_seconds, predicted_seconds: measured and predicted seconds of all steps.
+        adapter_bytes, adapter_loads: bytes of LoRA adapters that steps read, and copies of adapters into slots.
     """
 
     num_steps: int = 0
@@ -44,6 +45,8 @@ class LedgerTotals:
     num_sampled: int = 0
     step_seconds: float = 0.0
     predicted_seconds: float = 0.0
+    adapter_bytes: float = 0.0
+    adapter_loads: int = 0
 
 
 @dataclass(slots=True)
@@ -125,6 +128,8 @@ class Ledger:
         totals.num_sampled += record.num_sampled
         totals.step_seconds += result.seconds.total
         totals.predicted_seconds += record.predicted_s
+        totals.adapter_bytes += work.lora_bytes
+        totals.adapter_loads += len(plan.adapters_in)
         if self.journal is not None:
             self.journal.write(StepLine(record))
         for take in self.on_step:

@@ -6,6 +6,7 @@ Names keep vLLM's suffixes under ``foliolm:``, so that dashboards need one word 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -76,6 +77,18 @@ class StatsLike(Protocol):
     def kv_blocks_shared(self) -> int: ...  # noqa: D102
     @property
     def kv_unused_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def adapter_slots(self) -> int: ...  # noqa: D102
+    @property
+    def adapters_running(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def adapters_waiting(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def adapters_held(self) -> int: ...  # noqa: D102
+    @property
+    def lora_adapter_loads(self) -> int: ...  # noqa: D102
+    @property
+    def lora_adapter_bytes_read(self) -> int: ...  # noqa: D102
 
 
 class OutputsLike(Protocol):
@@ -134,10 +147,20 @@ class Metrics:
                 ("kv_blocks_evicted", "Idle KV blocks whose prefix gave way on the device."),
                 ("kv_blocks_offloaded", "Of these, blocks whose content the host kept."),
                 ("kv_blocks_loaded", "Prefix blocks copied back from the host."),
+                ("lora_adapter_bytes_read", "Bytes of LoRA adapters that steps read, each adapter of a step once."),
+                ("lora_adapter_loads", "LoRA adapters copied into a slot of the device."),
                 ("prompt_tokens", "Prompt tokens of requests that reached their first token."),
                 ("generation_tokens", "Tokens sampled."),
             )
         }
+        self.lora_adapters_held = self._gauge("lora_adapters_held", "LoRA adapters in host memory.")
+        self.lora_requests_info = Gauge(
+            "foliolm:lora_requests_info",
+            "Unix time since when these adapters have running and waiting requests.",
+            (*labels, "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+            registry=self.registry,
+        )
+        self._lora_info: dict[int, tuple[str, str, str]] = {}
         self.request_success = Counter(
             "foliolm:request_success", "Requests that ended.", (*labels, "finished_reason"), registry=self.registry
         )
@@ -217,8 +240,12 @@ class Metrics:
             "prefix_cache_host_hits",
             "swap_out_bytes",
             "swap_in_bytes",
+            "lora_adapter_bytes_read",
+            "lora_adapter_loads",
         ):
             self._raise_to(engine, name, getattr(stats, name))
+        if stats.adapter_slots:
+            self._observe_adapters(engine, stats)
         if record is not None:
             self.iteration_tokens_total.labels(*labels).observe(record.num_tokens)
             self.step_seconds.labels(*labels).observe(record.seconds.total)
@@ -227,6 +254,16 @@ class Metrics:
                 self.step_residual_seconds.labels(*labels).observe(record.residual_s)
             if record.num_sampled:
                 self.counters["generation_tokens"].labels(*labels).inc(record.num_sampled)
+
+    def _observe_adapters(self, engine: int, stats: StatsLike) -> None:
+        self.lora_adapters_held.labels(self._model, str(engine)).set(stats.adapters_held)
+        running, waiting = ",".join(sorted(stats.adapters_running)), ",".join(sorted(stats.adapters_waiting))
+        info = (str(stats.adapter_slots), running, waiting)
+        if self._lora_info.get(engine) != info:
+            self._lora_info[engine] = info
+            self.lora_requests_info.clear()  # what was so before is so no more
+            for index, each in self._lora_info.items():
+                self.lora_requests_info.labels(self._model, str(index), *each).set(time.time())
 
     def observe_requests(self, records: Sequence[RequestRecord]) -> None:
         """Requests that ended in an engine: the parts of their time that the engine knows."""
@@ -315,10 +352,11 @@ class Metrics:
     def _create_series(self, engine: int) -> None:
         # A series that appears only once it has a value looks to an alert like one that does not exist.
         for metric in vars(self).values():
-            if isinstance(metric, Gauge | Histogram):
+            if isinstance(metric, Gauge | Histogram) and metric is not self.lora_requests_info:
                 metric.labels(self._model, str(engine))
         for counter in self.counters.values():
             counter.labels(self._model, str(engine))
+        self.lora_requests_info.labels(self._model, str(engine), "0", "", "")
         for reason in ("stop", "length", "abort", "error"):
             self.request_success.labels(self._model, str(engine), reason)
         for reason in REFUSALS:

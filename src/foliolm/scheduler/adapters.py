@@ -122,8 +122,8 @@ class AdapterSlots:
         self._running[load_id] -= 1
         if not self._running[load_id]:
             del self._running[load_id]
-            if load_id in self._broken:
-                self._empty(load_id)
+            if load_id in self._broken or any(load.load_id == load_id for load in self.loads):
+                self._empty(load_id)  # nobody knows what is in its slot, or nothing has come there yet
             elif load_id in self._slot_of:
                 self._slot_of[load_id] = self._slot_of.pop(load_id)  # now the newest of those that nobody runs with
 
