@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from foliolm.core.kvspec import KVSpec
 from foliolm.core.plan import BlockCopy, BlockSwap
 from foliolm.core.valueclass import valueclass
+from foliolm.kv.block_keys import BlockKeys
 from foliolm.kv.forks import Reservation, forked, is_shared, own_block
 from foliolm.kv.host import HostPool
 from foliolm.kv.offload import HostPrefixes
@@ -159,16 +160,25 @@ class KVManager:
             count += 1
         return count
 
-    def match(self, root: Hashable, tokens: Sequence[int]) -> PrefixMatch:
+    def match(
+        self,
+        root: Hashable,
+        tokens: Sequence[int] | BlockKeys,
+        num_tokens: int | None = None,
+        known: PrefixMatch | None = None,
+    ) -> PrefixMatch:
         """The longest known prefix; at least one token is left to compute, so that there are logits to sample from.
 
         Args:
             root: adapter and salt: whose prefixes these may be.
-            tokens: the request's, from position 0.
+            tokens: the request's, from position 0, or their keys.
+            num_tokens: how many of them the request has; None: all.
+            known: an earlier match of the same tokens, where there is one: it need not be found again.
         """
-        limit = len(tokens) - 1
-        nodes = self._prefixes.match(root, tokens, limit)
-        on_host = self._prefixes.match_host(root, tokens, limit, nodes) if self.host else ()
+        count = len(tokens) if num_tokens is None else num_tokens
+        keys = self._keys(tokens, (count - 1) // self.block_size)
+        nodes = self._prefixes.match(root, keys, () if known is None else known.nodes)
+        on_host = self._prefixes.match_host(root, keys, nodes) if self.host else ()
         if not nodes and not on_host:
             return NO_MATCH
         return self.recounted(PrefixMatch(tuple(nodes), len(nodes) * self.block_size, 0, tuple(on_host)))
@@ -351,33 +361,37 @@ class KVManager:
         self._make_one_empty(request_id, table)
         return own_block(self._pools, table, position // self.block_size, fence)
 
-    def publish(self, request_id: int, tokens: Sequence[int], num_computed: int) -> None:
+    def _keys(self, tokens: Sequence[int] | BlockKeys, count: int) -> Sequence[Hashable]:
+        """Keys of the first ``count`` blocks."""
+        keys = tokens if isinstance(tokens, BlockKeys) else BlockKeys(tokens, self.block_size)
+        return keys.first(count)[:count]
+
+    def publish(self, request_id: int, tokens: Sequence[int] | BlockKeys, num_computed: int) -> None:
         """Make the full blocks among a request's computed tokens findable; for one that holds nothing, a no-op.
 
         Args:
             request_id: whose.
-            tokens: its tokens from position 0; blocks beyond them have no identity and are not published.
+            tokens: its tokens from position 0, or their keys; blocks beyond them have no identity and are not
+                published.
             num_computed: tokens whose KV is written by steps that have completed.
         """
         table = self._tables.get(request_id)
         if table is None or table.root is None:
             return
-        size = self.block_size
-        full = min(num_computed, len(tokens)) // size
+        full = min(num_computed, len(tokens)) // self.block_size
         chain = table.chain
         if len(chain) >= full:
             return
         # Another's block with the same content may have been evicted since: our own then takes its place.
         while chain and not self._prefixes.holds(chain[-1]):
             chain.pop()
-        for index in range(len(chain), full):
-            blocks = table.block(index)
-            parent = chain[-1] if chain else None
-            node = self._prefixes.publish(table.root, parent, tokens[index * size : (index + 1) * size], blocks)
-            chain.append(node)
-            if node.blocks == blocks:
-                for pool, block in zip(self._pools, blocks, strict=True):
-                    pool.keep(block)
+        first, keys = len(chain), self._keys(tokens, full)
+        blocks = list(zip(*(group[first:full] for group in table.groups), strict=True))
+        nodes = self._prefixes.publish(table.root, chain[-1] if chain else None, keys[first:], blocks)
+        chain += nodes
+        kept = [mine for node, mine in zip(nodes, blocks, strict=True) if node.blocks == mine]
+        for pool, of_group in zip(self._pools, zip(*kept, strict=True), strict=bool(kept)):
+            pool.keep(of_group)
 
     def offload_to(self, pool: HostPool, wanted: Callable[[Node], bool]) -> HostPrefixes:
         """From now on idle blocks that are evicted may live on in host slots.
@@ -417,7 +431,9 @@ class KVManager:
 
     def _evict_until(self, count: int) -> None:
         """Evict idle blocks, longest unused first, until ``count`` are empty."""
-        while self._first.num_empty < count:
+        while (missing := count - self._first.num_empty) > 0:
+            if self.host is None and self._evict_tails(missing):
+                continue
             block = self._first.oldest_idle()
             if block is None:
                 raise ValueError(f"{count} blocks wanted, {self.num_free} free")
@@ -428,6 +444,14 @@ class KVManager:
             else:
                 gone = self._prefixes.forget(block)
             self._drop(gone)
+
+    def _evict_tails(self, most: int) -> int:
+        """Evict the oldest idle blocks, up to so many, until one comes behind which others stand; returns how many."""
+        gone = self._prefixes.forget_tails(self._first.idle_blocks(most))
+        for pool, blocks in zip(self._pools, zip(*gone, strict=True), strict=bool(gone)):
+            pool.drop_idle(blocks)
+        self.evicted_blocks += len(gone)
+        return len(gone)
 
     def _drop(self, gone: Sequence[Node], is_evidence: bool = True) -> None:
         for node in gone:

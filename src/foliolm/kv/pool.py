@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from foliolm.kv.idle import IdleBlocks
 
 NULL_BLOCK = 0
 """Never handed out: the padding rows of a bucketed batch write here."""
@@ -40,7 +41,7 @@ class BlockPool:
         # A stack: what was freed last is still warm. Blocks are pushed head first, so that of one table the tail is
         # handed out first.
         self._empty = list(range(num_blocks - 1, 0, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle = IdleBlocks()
         self._used: set[int] = set()
         self._more: dict[int, int] = {}  # of shared blocks: references beyond the first
         self._kept: set[int] = set()
@@ -125,7 +126,7 @@ class BlockPool:
                 more[block] = more.get(block, 0) + 1
                 continue
             if block in idle:
-                del idle[block]
+                idle.remove(block)
             elif block in self._fence_of and block in self._kept:
                 del self._fence_of[block]
             else:
@@ -181,9 +182,9 @@ class BlockPool:
                 del self._fence_of[block]
             self._lay_down(blocks)
 
-    def keep(self, block: int) -> None:
-        """A prefix is kept in a block: when nobody holds it any more it becomes idle, not empty."""
-        self._kept.add(block)
+    def keep(self, blocks: Iterable[int]) -> None:
+        """Prefixes are kept in some blocks: when nobody holds one any more it becomes idle, not empty."""
+        self._kept.update(blocks)
 
     def is_kept(self, block: int) -> bool:
         """True if a prefix is kept in a block."""
@@ -193,12 +194,24 @@ class BlockPool:
         """The prefix in a block is of no use any more; an idle one becomes empty."""
         self._kept.discard(block)
         if block in self._idle:
-            del self._idle[block]
+            self._idle.remove(block)
             self._empty.append(block)
+
+    def drop_idle(self, blocks: Sequence[int]) -> None:
+        """As ``drop`` for idle blocks, in their order."""
+        self._kept.difference_update(blocks)
+        idle = self._idle
+        for block in blocks:
+            idle.remove(block)
+        self._empty.extend(blocks)
+
+    def idle_blocks(self, most: int) -> list[int]:
+        """Up to so many idle blocks, those that were used longest ago first."""
+        return self._idle.oldest(most)
 
     def oldest_idle(self) -> int | None:
         """The idle block that was used longest ago."""
-        return next(iter(self._idle), None)
+        return next(iter(self._idle.oldest(1)), None)
 
     def _lay_down(self, blocks: list[int]) -> None:
         kept = self._kept
@@ -206,7 +219,7 @@ class BlockPool:
             self._empty.extend(blocks)
             return
         self._empty.extend([block for block in blocks if block not in kept])
-        self._idle.update(dict.fromkeys([block for block in reversed(blocks) if block in kept]))
+        self._idle.add([block for block in blocks if block in kept])
 
     def problems(self) -> list[str]:
         """What is wrong with the pool's books: a sentence each; empty if nothing is."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-Tokens = Sequence[int]
-
 
 @dataclass(slots=True, eq=False)
 class HostCopy:
@@ -34,9 +32,9 @@ class Node:
 
     Attributes:
         blocks: physical ids, by KV group; empty where it is not on the device.
-        key: under which its parent knows it.
+        key: under which its parent knows it: all its tokens (`block_keys`).
         parent: the node before it; None for a root, which has no block.
-        children: by their tokens.
+        children: by their keys.
         depth: blocks from the root to it, itself included.
         copy: its content on the host; None: it has none there.
     """
@@ -76,63 +74,75 @@ class PrefixIndex:
         """The node of a block of the first KV group."""
         return self._of_block[block]
 
-    def match(self, root: Hashable, tokens: Tokens, limit: int) -> list[Node]:
+    def match(self, root: Hashable, keys: Sequence[Hashable], known: Sequence[Node] = ()) -> list[Node]:
         """Nodes of the longest prefix that is known on the device, in order.
 
         Args:
             root: adapter and salt.
-            tokens: whose prefix.
-            limit: most tokens that may be matched.
+            keys: of the blocks that may be matched.
+            known: what was found before for the same root and keys: where the last of it is still there, all before it
+                is, and the search goes on behind it.
         """
-        node = self._roots.get(root)
-        found: list[Node] = []
-        size = self._block_size
+        node: Node | None
+        if known and self.holds(known[-1]):
+            found, node = list(known), known[-1]
+        else:
+            found, node = [], self._roots.get(root)
         if node is None:
             return found
-        for start in range(0, limit - size + 1, size):
-            node = node.children.get(tuple(tokens[start : start + size]))
+        for key in keys[len(found) :] if found else keys:
+            node = node.children.get(key)
             if node is None or not node.blocks:
                 break
             found.append(node)
         return found
 
-    def match_host(self, root: Hashable, tokens: Tokens, limit: int, found: Sequence[Node]) -> list[Node]:
+    def match_host(self, root: Hashable, keys: Sequence[Hashable], found: Sequence[Node]) -> list[Node]:
         """Nodes behind the prefix that ``match`` found whose content can be read on the host, in order."""
         node = found[-1] if found else self._roots.get(root)
         more: list[Node] = []
-        size = self._block_size
         if node is None:
             return more
-        for start in range(len(found) * size, limit - size + 1, size):
-            node = node.children.get(tuple(tokens[start : start + size]))
+        for key in keys[len(found) :]:
+            node = node.children.get(key)
             if node is None or node.copy is None or not node.copy.is_written:
                 break
             more.append(node)
         return more
 
-    def publish(self, root: Hashable, parent: Node | None, tokens: Tokens, blocks: tuple[int, ...]) -> Node:
-        """Make a full, written block findable, or return the node that holds the same prefix on the device already.
+    def publish(
+        self, root: Hashable, parent: Node | None, keys: Sequence[Hashable], blocks: Sequence[tuple[int, ...]]
+    ) -> list[Node]:
+        """Make full, written blocks findable; those whose prefix is on the device already stay unknown.
 
         Args:
             root: adapter and salt.
-            parent: node of the block before it, on the device; None for the first.
-            tokens: the block's own, exactly ``block_size``.
-            blocks: its physical ids, by KV group.
+            parent: node of the block before them, on the device; None for the first.
+            keys: theirs, one after another.
+            blocks: their physical ids, by KV group.
+
+        Returns:
+            The nodes that hold their prefixes now.
         """
         if parent is None:
             parent = self._roots.get(root)
             if parent is None:
                 parent = self._roots[root] = Node((), root, None)
-        key = tuple(tokens)
-        node = parent.children.get(key)
-        if node is None:
-            node = parent.children[key] = Node(blocks, key, parent, depth=parent.depth + 1)
-        elif node.blocks:
-            return node
-        node.blocks = blocks
-        self._of_block[blocks[0]] = node
-        self.generation += 1
-        return node
+        nodes: list[Node] = []
+        of_block, depth = self._of_block, parent.depth
+        for key, mine in zip(keys, blocks, strict=True):
+            depth += 1
+            node = parent.children.get(key)
+            if node is None:
+                node = parent.children[key] = of_block[mine[0]] = Node(mine, key, parent, {}, depth)
+                self.generation += 1
+            elif not node.blocks:
+                node.blocks = mine
+                of_block[mine[0]] = node
+                self.generation += 1
+            nodes.append(node)
+            parent = node
+        return nodes
 
     def firsts(self) -> list[tuple[Hashable, Node]]:
         """(root's key, node) of the first blocks of all prefixes."""
@@ -150,6 +160,28 @@ class PrefixIndex:
         """
         node = self._of_block.get(block)
         return [] if node is None else self.remove(node)
+
+    def forget_tails(self, blocks: Sequence[int]) -> list[tuple[int, ...]]:
+        """Blocks (of the first KV group) leave one after another, until one comes behind which others stand.
+
+        Returns:
+            The blocks of those that left, by KV group.
+        """
+        gone: list[tuple[int, ...]] = []
+        of_block = self._of_block
+        for block in blocks:
+            node = of_block[block]
+            if node.children:
+                break
+            parent = node.parent
+            assert parent is not None
+            del parent.children[node.key]
+            if parent.parent is None and not parent.children:
+                del self._roots[parent.key]
+            del of_block[block]
+            gone.append(node.blocks)
+        self.generation += len(gone)
+        return gone
 
     def leave_device(self, node: Node) -> tuple[tuple[int, ...], list[Node]]:
         """A node whose content the host has, or will have, gives up its blocks, and stays in the tree.
@@ -170,10 +202,11 @@ class PrefixIndex:
         Returns:
             Every node that left, itself first.
         """
-        assert node.parent is not None
-        del node.parent.children[node.key]
-        if node.parent.parent is None and not node.parent.children:
-            del self._roots[node.parent.key]
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key]
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.key]
         gone, open_ = [], [node]
         while open_:
             node = open_.pop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from foliolm.kv.block_keys import tokens_of
 from foliolm.kv.manager import KVManager
 from foliolm.kv.prefix import Node
 
@@ -64,7 +65,7 @@ def prefix_report(kv: KVManager) -> list[dict[str, Any]]:
                 "holders": kv.holders(first.blocks[0]) if first.blocks else 0,
                 "adapter": adapter,
                 "salted": salt is not None,
-                "token_ids": list(first.key)[:16] if isinstance(first.key, tuple) else [],
+                "token_ids": tokens_of(first.key)[:16],
             }
         )
     found.sort(key=lambda one: (-one["blocks"], -one["tokens"]))

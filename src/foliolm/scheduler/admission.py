@@ -127,7 +127,7 @@ class Admission:
         if request.match_generation == generation:
             request.match = self._kv.recounted(request.match)
         else:
-            request.match = self._kv.match(request.root, request.tokens)
+            request.match = self._kv.match(request.root, request.keys, len(request.tokens), request.match)
             request.match_generation = generation
         return request.match
 

@@ -106,15 +106,15 @@ class Committer:
             request = state.requests.get(row.request_id)
             if request is None or request.num_preemptions != flight.residencies[row.request_id]:
                 continue
-            state.kv.publish(request.request_id, request.content, row.context + row.num_new_tokens)
+            state.kv.publish(request.request_id, request.keys, row.context + row.num_new_tokens)
             if row.logits & LogitsAt.LAST:
                 state.promises.withdraw(request)
         if flight.tick >= 0:
             for request in state.decodes.filled(flight.tick):
-                state.kv.publish(request.request_id, request.content, request.offset + flight.tick + 1)
+                state.kv.publish(request.request_id, request.keys, request.offset + flight.tick + 1)
         for request in flight.ending:
             if request.state is State.ENDING:
-                state.kv.publish(request.request_id, request.content, request.num_computed)
+                state.kv.publish(request.request_id, request.keys, request.num_computed)
 
     def _commit_tokens(self, plan: StepPlan, result: StepResult, now: int, outputs: list[TokenOutput]) -> None:
         tokens = result.tokens

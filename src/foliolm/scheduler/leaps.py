@@ -78,7 +78,7 @@ def leap(state: SchedulerState, count: int) -> tuple[list[int], list[Request]]:
         _publish(state, last)
     if caching:
         for request in ending:
-            kv.publish(request.request_id, request.content, request.num_computed)
+            kv.publish(request.request_id, request.keys, request.num_computed)
     return used, ending
 
 
@@ -86,4 +86,4 @@ def _publish(state: SchedulerState, tick: int) -> None:
     """Blocks of answers that a step has filled. A block whose content is the prompt's was published with the prompt."""
     for request in state.decodes.filled(tick):
         if request.content is not request.tokens:
-            state.kv.publish(request.request_id, request.content, request.offset + tick + 1)
+            state.kv.publish(request.request_id, request.keys, request.offset + tick + 1)

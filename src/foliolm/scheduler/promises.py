@@ -16,6 +16,10 @@ class PrefixPromises:
         self._block_size = block_size
         self._owners: dict[int, int] = {}
 
+    def prepare(self, request: Request) -> None:
+        """A request has arrived: what will be asked of it in a step is worked out now."""
+        self._hashes(request, len(request.tokens) // self._block_size)
+
     def make(self, request: Request, known_tokens: int) -> None:
         """A request begins to compute its tokens from ``known_tokens`` on."""
         hashes = self._hashes(request, len(request.tokens) // self._block_size)
@@ -24,9 +28,10 @@ class PrefixPromises:
 
     def withdraw(self, request: Request) -> None:
         """It has computed them all, or never will."""
-        for promised in request.promised:
-            del self._owners[promised]
-        request.promised = []
+        if request.promised:
+            for promised in request.promised:
+                del self._owners[promised]
+            request.promised = []
 
     def ahead(self, request: Request, known_tokens: int) -> tuple[int, int | None]:
         """What others are computing of a request's tokens right behind those that are known.
@@ -48,9 +53,9 @@ class PrefixPromises:
 
     def _hashes(self, request: Request, count: int) -> list[int]:
         """Hashes of the first ``count`` full blocks of a request's tokens, each with all before it."""
-        hashes, size = request.chain_hashes, self._block_size
-        while len(hashes) < count:
-            start = len(hashes) * size
+        hashes = request.chain_hashes
+        if len(hashes) < count:
             before = hashes[-1] if hashes else hash(request.root)
-            hashes.append(hash((before, tuple(request.tokens[start : start + size]))))
+            for key in request.keys.first(count)[len(hashes) : count]:
+                hashes.append(before := hash((before, key)))
         return hashes

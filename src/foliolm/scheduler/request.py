@@ -6,7 +6,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from foliolm.core.request import EngineRequest
-from foliolm.kv import NO_MATCH
+from foliolm.kv import NO_MATCH, BlockKeys
 
 if TYPE_CHECKING:
     from foliolm.scheduler.families import Family
@@ -37,6 +37,7 @@ class Request:
         tokens: prompt and committed outputs; in virtual time the prompt alone.
         content: what its blocks are known by once they are written: ``tokens`` themselves, and in virtual time those
             of an answer that is known before.
+        keys: of the content's full blocks.
         num_prompt, num_tokens, num_computed: counts, see above.
         limit: most tokens that it may ever have, prompt included.
         offset, join_tick, end_tick: while DECODING: context minus tick; its first tick; the tick that samples its last
@@ -71,6 +72,7 @@ class Request:
         "holds_adapter",
         "is_swapped",
         "join_tick",
+        "keys",
         "last_step",
         "last_token_ns",
         "limit",
@@ -100,7 +102,9 @@ class Request:
         "tokens",
     )
 
-    def __init__(self, source: EngineRequest, order: tuple[int, int, int], limit: int, now: int) -> None:
+    def __init__(
+        self, source: EngineRequest, order: tuple[int, int, int], limit: int, now: int, block_size: int
+    ) -> None:
         sampling = source.sampling
         self.source = source
         self.request_id = source.request_id
@@ -108,6 +112,7 @@ class Request:
         self.state = State.WAITING
         self.tokens = list(source.prompt_token_ids)
         self.content = [*self.tokens, *source.answer_token_ids] if source.answer_token_ids else self.tokens
+        self.keys = BlockKeys(self.content, block_size)
         self.num_prompt = len(self.tokens)
         self.num_tokens = self.num_prompt
         self.num_computed = 0

@@ -159,7 +159,9 @@ class Scheduler:
         self._arrivals += 1
         priority = request.priority if self.config.scheduling_policy == "priority" else 0
         order = (priority, request.arrival_ns, self._arrivals)
-        live = Request(request, order, limit, now)
+        live = Request(request, order, limit, now, self.config.block_size)
+        if self.config.enable_prefix_caching and live.root is not None:
+            state.promises.prepare(live)
         if self._forecaster is not None:
             self._forecaster.check(live, self._planner.known_tokens(live))
         if state.served is not None:

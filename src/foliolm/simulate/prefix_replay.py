@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from foliolm.kv.pool import BlockPool
-from foliolm.kv.prefix import Node, PrefixIndex
+from foliolm.kv.prefix import PrefixIndex
 from foliolm.simulate.prefix_traces import PrefixChain
 
 _ROOT = None
@@ -79,13 +79,12 @@ class PrefixCache:
     def take(self, hash_ids: tuple[int, ...]) -> int:
         """A request arrives; returns how many of its leading blocks were there."""
         index, pool = self._index, self._pool
-        found = index.match(_ROOT, hash_ids, len(hash_ids))
+        found = index.match(_ROOT, hash_ids)
         pool.share(node.blocks[0] for node in found)
         fresh = pool.allocate(len(hash_ids) - len(found))
-        parent: Node | None = found[-1] if found else None
-        for position, block in enumerate(fresh, len(found)):
-            parent = index.publish(_ROOT, parent, hash_ids[position : position + 1], (block,))
-            pool.keep(block)
+        parent = found[-1] if found else None
+        index.publish(_ROOT, parent, hash_ids[len(found) :], [(block,) for block in fresh])
+        pool.keep(fresh)
         pool.release([node.blocks[0] for node in found] + fresh)
         while pool.num_idle > self._room:
             oldest = pool.oldest_idle()
