@@ -39,6 +39,12 @@ class DecodeSet:
     def __len__(self) -> int:
         return len(self._members)
 
+    def go_on_from(self, old: DecodeSet) -> None:
+        """Take over the tick and the version of another set: who knows batches by them may not meet one again."""
+        self.tick = old.tick + 1
+        self._version = old._version + 1
+        self._stale = True
+
     @property
     def members(self) -> dict[int, Request]:
         """By request id, in row order. Not to be changed."""

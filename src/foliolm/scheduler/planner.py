@@ -147,6 +147,11 @@ class Planner:
             return not self._batch_open
         return self._state.num_running >= self._config.max_num_seqs and not self._prompt_steps
 
+    def go_on_from(self, old: Planner) -> None:
+        """Take over the count of steps of the planner before."""
+        self._step_id = old._step_id
+        self._evicted = self._kv.evicted_blocks
+
     def pass_steps(self, count: int) -> None:
         """So many steps of decodes alone were taken at once."""
         self._step_id += count

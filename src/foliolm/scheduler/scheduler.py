@@ -18,6 +18,7 @@ from foliolm.scheduler.admission import check_possible, token_limit
 from foliolm.scheduler.commit import Committer
 from foliolm.scheduler.families import Family, check_search, join_family
 from foliolm.scheduler.forecast import Forecaster
+from foliolm.scheduler.fresh_start import fresh_state
 from foliolm.scheduler.kv_report import kv_report
 from foliolm.scheduler.leaps import leap, like_steps
 from foliolm.scheduler.planner import Planner
@@ -118,11 +119,16 @@ class Scheduler:
                 f"{config.max_num_batched_tokens} is below max_model_len {config.max_model_len}"
             )
         self.config = config
-        self._state = SchedulerState(config, kv)
-        self._planner = Planner(self._state, chunks, prices)
-        self._committer = Committer(self._state)
-        self._forecaster = None if prices is None else Forecaster(self._state, prices)
+        self._chunks = chunks
+        self._prices = prices
         self._arrivals = 0
+        self._begin(SchedulerState(config, kv))
+
+    def _begin(self, state: SchedulerState) -> None:
+        self._state = state
+        self._planner = Planner(state, self._chunks, self._prices)
+        self._committer = Committer(state)
+        self._forecaster = None if self._prices is None else Forecaster(state, self._prices)
 
     @property
     def has_work(self) -> bool:
@@ -190,8 +196,16 @@ class Scheduler:
 
         Args:
             now: the clock, ns; goes into the plan and the requests' stamps.
+
+        Raises:
+            Exception: whatever planning raised. Nobody lives then: every request is forgotten, without an output, and
+                all memory is free once the steps in flight are committed. New requests are served.
         """
-        return self._planner.plan(now)
+        try:
+            return self._planner.plan(now)
+        except Exception:
+            self._start_afresh()
+            raise
 
     def like_steps(self) -> int:
         """How many of the next steps only decode, and decide nothing; 0 where that cannot be said. See `leaps`."""
@@ -232,8 +246,21 @@ class Scheduler:
         return self._committer.commit(plan, result, now)
 
     def fail(self, plan: StepPlan, message: str, now: int) -> list[TokenOutput]:
-        """A step raised: end its requests with an error, and leave everybody else alone."""
-        return self._committer.fail(plan, message, now)
+        """A step raised: end its requests with an error, and leave everybody else alone.
+
+        Raises:
+            Exception: as for ``schedule``; nobody lives then.
+        """
+        try:
+            return self._committer.fail(plan, message, now)
+        except Exception:
+            self._start_afresh()
+            raise
+
+    def _start_afresh(self) -> None:
+        planner = self._planner
+        self._begin(fresh_state(self._state))
+        self._planner.go_on_from(planner)
 
     def load(self) -> tuple[int, int]:
         """Requests that wait, and KV blocks that requests hold; O(1), for every step."""
