@@ -76,6 +76,22 @@ def test_salted_prompts_share_with_their_own_salt_alone(pressed):
     assert ask(client, ours, "ours")[1] == 96
 
 
+def test_a_search_that_the_pool_cannot_hold_may_be_shorter(pressed):
+    """Four hypotheses of 105 tokens take 28 blocks; of 30 they take 8, and so many there are."""
+    client = connect(pressed[0])
+    options = {"model": MODEL, "prompt": [700, 701, 702, 703, 704], "n": 2, "max_tokens": 100}
+    body = {"use_beam_search": True, "best_of": 4, "ignore_eos": True}
+    with pytest.raises(openai.BadRequestError, match="28 KV blocks, and the pool has 8") as refused:
+        client.completions.create(**options, extra_body=body)
+    assert refused.value.code == "kv_pool_exceeded"
+    answer = client.completions.create(**options, extra_body={**body, "degrade": True})
+    (cut,) = answer.degraded
+    assert (cut["field"], cut["asked"], cut["given"]) == ("max_tokens", 100, 25)
+    assert "16 KV blocks, and the pool has 8" in cut["reason"]
+    assert len(answer.choices) == 2
+    assert answer.usage.completion_tokens == 50
+
+
 def test_filling_the_pool_shows_who_gave_way_and_why(pressed):
     """The requests grow until their blocks do not fit; the books say who gave way for whom, and what each way costs."""
     server, books = pressed

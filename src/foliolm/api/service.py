@@ -23,7 +23,7 @@ from foliolm.api.served_model import ServedModel
 from foliolm.api.stream import Comments, EventStream, unless_disconnected
 from foliolm.api.timings import Before, stamps_of
 from foliolm.api.tracing import Tracer, trace_headers
-from foliolm.core.errors import QueueFullError, RequestError
+from foliolm.core.errors import NO_ROOM_IN_POOL, FolioError, QueueFullError, RequestError, TtftTargetError
 from foliolm.core.request import EngineRequest
 from foliolm.core.sampling import SamplingParams
 from foliolm.ledger.lines import HttpLine
@@ -240,30 +240,48 @@ class Service:
     ) -> Generation:
         """Begin to generate ``n`` choices a prompt; returns once the engine has taken all of them.
 
-        A request that asks to be degraded gets half as many choices, and half of these, before it is refused.
+        A request that asks to be degraded gets half as many choices, and half of these, and then answers half as long,
+        before it is refused.
 
         Raises:
             RequestError, QueueFullError, EngineDeadError: nothing was begun.
         """
-        asked = sampling.n
+        asked, reasons = (
+            sampling,
+            {"max_tokens": f"prompt and answer may have {self.model.max_model_len} tokens together"},
+        )
         while True:
             try:
                 generation = await self._begin(body, answer, prompts, sampling, field, arrival_ns)
                 break
-            except (QueueFullError, TooManyTokensError) as error:
-                if not body.degrade or sampling.n == 1:
+            except (QueueFullError, RequestError) as error:
+                less = self._less(sampling, prompts, error) if body.degrade else None
+                if less is None:
                     raise
-                sampling = replace(sampling, n=sampling.n // 2)
-                why = str(error)
-        if sampling.n < asked:
-            answer.degraded.append({"field": "n", "asked": asked, "given": sampling.n, "reason": why})
-        if body.degrade and sampling.max_tokens is not None:
-            given = min(self.model.room(len(prompt), sampling.max_tokens) for prompt in prompts)
-            if given < sampling.max_tokens:
-                reason = f"prompt and answer together may have {self.model.max_model_len} tokens"
-                cut = {"field": "max_tokens", "asked": sampling.max_tokens, "given": given, "reason": reason}
-                answer.degraded.append(cut)
+                reasons["n" if less.n < sampling.n else "max_tokens"] = str(error)
+                sampling = less
+        if body.degrade:
+            room = min(self.model.room(len(prompt), sampling.max_tokens) for prompt in prompts)
+            longest = max(self.model.room(len(prompt), None) for prompt in prompts)
+            for name, wanted, given in (
+                ("n", asked.n, sampling.n),
+                ("max_tokens", longest if asked.max_tokens is None else asked.max_tokens, room),
+            ):
+                if given < wanted and (name == "n" or sampling.max_tokens is not None):
+                    answer.degraded.append({"field": name, "asked": wanted, "given": given, "reason": reasons[name]})
         return generation
+
+    def _less(self, sampling: SamplingParams, prompts: Sequence[list[int]], error: FolioError) -> SamplingParams | None:
+        """What may be tried in place of a request that was refused; None where less of it would be refused too."""
+        too_long = isinstance(error, TtftTargetError | TooManyTokensError)
+        no_room = isinstance(error, RequestError) and error.code == NO_ROOM_IN_POOL
+        if isinstance(error, RequestError) and not (too_long or no_room):
+            return None
+        if sampling.n > 1 and not no_room:
+            return replace(sampling, n=sampling.n // 2)
+        tokens = max(self.model.room(len(prompt), sampling.max_tokens) for prompt in prompts)
+        fewer = max(1, sampling.min_tokens, tokens // 2)
+        return replace(sampling, max_tokens=fewer) if (too_long or no_room) and fewer < tokens else None
 
     async def _begin(
         self,

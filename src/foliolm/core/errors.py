@@ -30,6 +30,10 @@ class RequestError(FolioError):
         self.code = code
 
 
+NO_ROOM_IN_POOL = "kv_pool_exceeded"
+"""Code of a ``RequestError``: with fewer tokens the request would fit into the KV pool."""
+
+
 class QueueFullError(FolioError):
     """The waiting queue is at its limit; an HTTP 429.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from foliolm.core.errors import RequestError
+from foliolm.core.errors import NO_ROOM_IN_POOL, RequestError
 from foliolm.core.plan import Fork
 from foliolm.core.request import EngineRequest
 from foliolm.core.sampling import BeamSearch
@@ -82,6 +82,7 @@ def check_search(request: EngineRequest, limit: int, kv: KVManager, max_num_seqs
             f"{kv.blocks_for(limit) - full} = {needed} KV blocks, and the pool has {kv.num_usable}; lower max_tokens "
             "or the width",
             "max_tokens",
+            NO_ROOM_IN_POOL,
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from foliolm.core.errors import TtftTargetError
 from foliolm.core.protocols import Prices
+from foliolm.scheduler.families import search_blocks
 from foliolm.scheduler.request import Request
 from foliolm.scheduler.state import SchedulerState
 
@@ -89,6 +90,13 @@ class Forecaster:
         chunk = max(1, self._state.config.max_num_batched_tokens - streams)
         return seconds + -(-(tokens + own) // chunk) * prices.decode_step(streams, context)
 
+    def _blocks(self, request: Request) -> int:
+        """That must be free for it to be admitted: a search reserves all that it can ever need."""
+        kv, beam = self._state.kv, request.source.sampling.beam
+        if beam is None:
+            return kv.blocks_for(request.num_tokens)
+        return search_blocks(beam, request.num_prompt, request.limit, kv) if not request.source.sibling else 0
+
     def _room_s(self, ahead: list[Request], request: Request) -> float:
         """Until enough running requests have ended, each at its limit, for those before it and itself to fit.
 
@@ -97,7 +105,7 @@ class Forecaster:
         state, config, kv = self._state, self._state.config, self._state.kv
         decodes = state.decodes
         headroom = config.watermark_blocks if state.num_running else 0
-        blocks = sum(kv.blocks_for(one.num_tokens) for one in ahead) + kv.blocks_for(request.num_tokens) + headroom
+        blocks = sum(self._blocks(one) for one in [*ahead, request]) + headroom
         blocks -= kv.num_free + kv.num_fenced
         places = len(ahead) + 1 + state.num_running - config.max_num_seqs
         if blocks <= 0 and places <= 0:

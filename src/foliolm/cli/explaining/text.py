@@ -36,7 +36,7 @@ METRIC_NAMES = {
 
 def print_run(run: LedgerRun, said: Explanation, advised: Advised | None, why_not: str) -> None:
     """The whole run."""
-    console = Console()
+    console = _console()
     metrics = said.metrics
     console.print(
         f"[bold]{Path(said.model).name}[/bold]: {said.num_requests} requests, {said.num_steps} steps in "
@@ -93,7 +93,7 @@ def print_run(run: LedgerRun, said: Explanation, advised: Advised | None, why_no
 
 def print_request(run: LedgerRun, request_id: int) -> None:
     """One request."""
-    console = Console()
+    console = _console()
     labels = {record.request_id: record.label for record in run.requests}
     record = next(one for one in run.requests if one.request_id == request_id)
     timeline = run.timelines[request_id]
@@ -188,6 +188,12 @@ def effect_text(advice: Advice) -> str:
 LEFT_ALIGNED = frozenset(
     ("part", "request", "what it is", "largest parts", "kind", "change", "predicted effect", "needs", "step")
 ) | {"treatment", "what for"}
+
+
+def _console() -> Console:
+    """Wide enough for the tables where the output is a file or a pipe, whose width nobody knows."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
 
 
 def _table(title: str, *columns: str) -> Table:
