@@ -147,7 +147,7 @@ def write_run(root, host, cold_s=0.0, blocks=4000):
     run = read_measured_run(folder)
     plan, _ = plan_of(run, root / "kernels", None, None)
     until = max(item.time_ns for item in run.items[:8]) + 1
-    truth = replay(plan, Fitted(host, cold_s, until, 8))
+    truth = replay(plan, Fitted(host, cold_s, until, 8)).times
     write({name: (one.ttft, one.latency) for name, one in truth.items()})
     return folder
 
@@ -161,11 +161,11 @@ def test_host_times_are_found_from_a_runs_beginning(tmp_path):
     assert (plan.settings.num_blocks, plan.settings.max_num_seqs, said) == (4001, 16, ())
     assert run.depth == 1
     labels = [item.label for item in run.items[8:]]
-    bare = compare(run, replay(plan), labels)
+    bare = compare(run, replay(plan).times, labels)
     assert bare["tpot"]["mean_error"] < -0.2
     fitted = calibrate_first(plan, 0.2)
     assert fitted.requests == 8
-    again = compare(run, replay(plan, fitted), labels)
+    again = compare(run, replay(plan, fitted).times, labels)
     for metric in ("ttft", "tpot", "latency"):
         assert abs(again[metric]["mean_error"]) < 0.02
     assert fitted.host.step_s + 12 * fitted.host.sequence_s == pytest.approx(

@@ -60,11 +60,15 @@ def validate(
                 fitted = fit(plan, calibrate_first, tick)
             left_out = frozenset(first_labels(run, calibrate_first))
         labels = [item.label for item in run.items if item.label not in left_out]
-        errors = compare(run, replay(plan, fitted), labels)
+        again = replay(plan, fitted)
+        errors = compare(run, again.times, labels)
         result: dict[str, Any] = {"name": run.name, **errors, "requests": len(labels)}
         result["wall_s"] = time.perf_counter() - began
         result["kernels"] = None if plan.tables is None else str(plan.tables.folder)
         result["kv_blocks"] = plan.settings.num_blocks - 1
+        result["kv_peak"] = again.kv_peak
+        result["preemptions"], result["recomputed_tokens"] = again.preemptions, again.recomputed_tokens
+        result["prefix_hit_ratio"] = again.prefix_hit_ratio
         result["fitted"] = None if fitted is None else _of(fitted)
         result["explained"] = explained(plan, fitted)
         results.append(result)
@@ -206,6 +210,14 @@ def _print(result: dict[str, Any]) -> None:
                 end_section=name == STATISTICS[-1],
             )
     console.print(table)
+    console.print(
+        f"{result['kv_blocks']:,} KV blocks, at most {result['kv_peak']:.0%} of them in use; {result['preemptions']:,} "
+        f"preemptions, {result['recomputed_tokens']:,} tokens computed again; "
+        f"{result['prefix_hit_ratio']:.1%} of prompt tokens found in the prefix cache.",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
     console.print(result["explained"], highlight=False, markup=False, soft_wrap=True)
 
 

@@ -176,7 +176,7 @@ class KVManager:
             known: an earlier match of the same tokens, where there is one: it need not be found again.
         """
         count = len(tokens) if num_tokens is None else num_tokens
-        keys = self._keys(tokens, (count - 1) // self.block_size)
+        keys = self._keys(tokens, 0, (count - 1) // self.block_size)
         nodes = self._prefixes.match(root, keys, () if known is None else known.nodes)
         on_host = self._prefixes.match_host(root, keys, nodes) if self.host else ()
         if not nodes and not on_host:
@@ -361,10 +361,10 @@ class KVManager:
         self._make_one_empty(request_id, table)
         return own_block(self._pools, table, position // self.block_size, fence)
 
-    def _keys(self, tokens: Sequence[int] | BlockKeys, count: int) -> Sequence[Hashable]:
-        """Keys of the first ``count`` blocks."""
+    def _keys(self, tokens: Sequence[int] | BlockKeys, first: int, end: int) -> Sequence[Hashable]:
+        """Keys of some blocks, by logical number."""
         keys = tokens if isinstance(tokens, BlockKeys) else BlockKeys(tokens, self.block_size)
-        return keys.first(count)[:count]
+        return keys.first(end)[first:end]
 
     def publish(self, request_id: int, tokens: Sequence[int] | BlockKeys, num_computed: int) -> None:
         """Make the full blocks among a request's computed tokens findable; for one that holds nothing, a no-op.
@@ -385,9 +385,10 @@ class KVManager:
         # Another's block with the same content may have been evicted since: our own then takes its place.
         while chain and not self._prefixes.holds(chain[-1]):
             chain.pop()
-        first, keys = len(chain), self._keys(tokens, full)
+        first = len(chain)
         blocks = list(zip(*(group[first:full] for group in table.groups), strict=True))
-        nodes = self._prefixes.publish(table.root, chain[-1] if chain else None, keys[first:], blocks)
+        keys = self._keys(tokens, first, full)
+        nodes = self._prefixes.publish(table.root, chain[-1] if chain else None, keys, blocks)
         chain += nodes
         kept = [mine for node, mine in zip(nodes, blocks, strict=True) if node.blocks == mine]
         for pool, of_group in zip(self._pools, zip(*kept, strict=True), strict=bool(kept)):

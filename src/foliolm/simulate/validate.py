@@ -129,24 +129,45 @@ def vllm_settings(run: MeasuredRun, num_blocks: int, max_model_len: int) -> Sche
     )
 
 
-def replay(plan: Replay, fitted: Fitted | None = None, only: frozenset[str] | None = None) -> dict[str, Times]:
+@dataclass(slots=True)
+class Replayed:
+    """What came of a replay; of data-parallel engines the sums.
+
+    Attributes:
+        times: seconds by label.
+        preemptions, recomputed_tokens: how often a request gave way, and the tokens that were computed again for it.
+        kv_peak: most of an engine's KV blocks that were in use, 0 to 1.
+        prefix_hit_ratio: prompt tokens found computed, over those looked up.
+    """
+
+    times: dict[str, Times] = field(default_factory=dict)
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    kv_peak: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+    @property
+    def prefix_hit_ratio(self) -> float:
+        """See above; 0 where nothing was looked up."""
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
+
+
+def replay(plan: Replay, fitted: Fitted | None = None, only: frozenset[str] | None = None) -> Replayed:
     """Serve the run's requests in virtual time.
 
     Args:
         plan: how.
         fitted: the machine's own times; None: kernels alone.
         only: stop when the requests of these labels have ended.
-
-    Returns:
-        Seconds by label.
     """
-    times: dict[str, Times] = {}
+    replayed = Replayed()
     for items in spread(plan.run.items, plan.replicas):
         books = Books(plan.cost, timelines=False)
         machine = Machine(plan.settings, books, 0.0, plan.run.depth, plan.model(fitted))
         wanted = None if only is None else {item.label for item in items} & only
-        times.update(_serve(machine, items, wanted))
-    return times
+        _serve(machine, items, wanted, replayed)
+    return replayed
 
 
 def spread(items: Sequence[Item], replicas: int) -> list[list[Item]]:
@@ -170,15 +191,18 @@ class _Done(Exception):  # noqa: N818  # noqa: N818
 class _Stamps:
     """A `Watch` that keeps the times of those that ended."""
 
-    def __init__(self, wanted: set[str] | None) -> None:
-        self.times: dict[str, Times] = {}
+    def __init__(self, times: dict[str, Times], wanted: set[str] | None) -> None:
+        self.times = times
         self.wanted = wanted
+        self.most_blocks = 0
 
     def stepped(self, record: StepRecord) -> None:
-        """Nothing to keep."""
+        """A step was committed."""
+        self.most_blocks = max(self.most_blocks, record.kv_blocks_used)
 
     def leapt(self, leap: Leap) -> None:
-        """Nothing to keep."""
+        """Decode steps were committed; blocks are only taken in them."""
+        self.most_blocks = max(self.most_blocks, leap.kv_blocks_used[-1])
 
     def refused(self, request_id: int, why: str, now: int) -> None:
         """The run served it, so the settings must be wrong."""
@@ -197,14 +221,19 @@ class _Stamps:
                 raise _Done
 
 
-def _serve(machine: Machine, items: Sequence[Item], wanted: set[str] | None) -> dict[str, Times]:
+def _serve(machine: Machine, items: Sequence[Item], wanted: set[str] | None, into: Replayed) -> None:
     clock = VirtualClock(START_NS)
     engine = machine.build(clock)
     requests = [as_request(item, number, START_NS) for number, item in enumerate(items, 1)]
-    stamps = _Stamps(wanted)
+    stamps = _Stamps(into.times, wanted)
     with contextlib.suppress(_Done):
         run_arrivals(engine, clock, [Arrival(request.sent_ns, request) for request in requests], watch=stamps)
-    return stamps.times
+    stats = engine.scheduler.stats()
+    into.preemptions += stats.num_preemptions
+    into.recomputed_tokens += stats.recomputed_tokens
+    into.kv_peak = max(into.kv_peak, stamps.most_blocks / stats.kv_blocks_total)
+    into.prefix_queries += stats.prefix_queries
+    into.prefix_hits += stats.prefix_hits
 
 
 @dataclass(slots=True)
@@ -229,7 +258,7 @@ class _Fit:
         """Logarithms of simulated over measured, of TPOT and latency; and a slight pull towards nothing."""
         self.calls += 1
         self.progress()
-        times = replay(self.plan, self.fitted(values), frozenset(self.labels))
+        times = replay(self.plan, self.fitted(values), frozenset(self.labels)).times
         found = []
         for label in self.labels:
             mine, theirs = times[label], self.plan.run.times[label]
