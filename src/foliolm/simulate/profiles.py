@@ -26,8 +26,8 @@ _MEMORY = re.compile(r"(\d+)gb?$")
 def device_of_folder(name: str) -> str | None:
     """The preset device that a folder is named after, or None: ``H100``, ``A100-SXM4-80GB``, ``NVIDIA_L40S``.
 
-    Where a name says chip, socket or memory, the device must have them; of several that do, the one in ``DEVICES``, else
-    the only one.
+    Where a name says chip, socket or memory, the device must have them; of several that do, the one in ``DEVICES``,
+    else the only one.
     """
     plain = _plain(name)
     by_name = {_plain(device): device for device in device_names()}
