@@ -28,8 +28,9 @@ setup: $(STAMP) ## install everything into .venv and pull the embedded model
 serve: $(STAMP) ## serve MODEL on HOST:PORT (ARGS: further flags of `foliolm serve`)
 	exec $(BIN)/foliolm serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-demo: setup ## eight streamed requests at once against a server of its own; books in demo-ledger (ARGS: further flags)
-	$(BIN)/foliolm demo --ledger demo-ledger $(ARGS)
+demo: setup ## eight streams against a server of its own, then two LoRA adapters trained here (ARGS: further flags)
+	test -d demo-adapters/librarian || $(BIN)/python examples/train_adapters.py demo-adapters
+	$(BIN)/foliolm demo --ledger demo-ledger --adapters demo-adapters $(ARGS)
 
 # Much of the suite waits for servers: three workers keep two cores busy. A file stays on one worker.
 test: setup ## the whole test suite (ARGS: further flags of pytest)

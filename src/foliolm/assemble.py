@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from foliolm.version import __version__
 if TYPE_CHECKING:
     import torch
 
-    from foliolm.core.adapter import AdapterHost
+    from foliolm.core.adapter import AdapterHost, AdapterSize
     from foliolm.core.grammar import Grammars
     from foliolm.core.kvspec import KVSpec
     from foliolm.core.protocols import Clock, CostModel, Executor
@@ -236,6 +236,7 @@ def build_virtual_engine(
     host_s: float = 0.0,
     depth: int = 0,
     times: CostModel | None = None,
+    adapters: Mapping[int, AdapterSize] | None = None,
 ) -> Engine:
     """An engine whose steps take the time that a step cost says: everything but executor and clock is the real one.
 
@@ -247,13 +248,17 @@ def build_virtual_engine(
         depth: steps in flight while the next is planned.
         times: what steps really take, where that is not what the books' step cost predicts: measured kernels, or a
             recorded run.
+        adapters: LoRA adapters that requests may name, by load id.
     """
     model = books.cost.model
     info = EngineInfo(
         model.name, settings.max_model_len, model.vocab_size, settings.block_size, settings.num_blocks - 1
     )
-    executor = CostExecutor(times or PlanCost(books.cost), clock, host_s)
-    return _compose(settings, model.kv, executor, clock, info, books, depth)
+    executor = CostExecutor(times or PlanCost(books.cost, adapters), clock, host_s)
+    engine = _compose(settings, model.kv, executor, clock, info, books, depth)
+    for load_id, size in (adapters or {}).items():
+        engine.ledger.add_adapter(load_id, size)
+    return engine
 
 
 def _compose(

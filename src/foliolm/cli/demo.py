@@ -13,14 +13,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from foliolm.core.errors import EngineDeadError, FolioError
+from foliolm.core.errors import ConfigError, EngineDeadError, FolioError
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -61,16 +62,22 @@ def demo(
     ledger: Annotated[
         str | None, typer.Option(help="A folder for the run's books; foliolm explain FOLDER reads them.")
     ] = None,
+    adapters: Annotated[
+        Path | None,
+        typer.Option(help="A folder of LoRA adapters: each of them, and the bare model, is asked one question too."),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Start a server on a free port, ask eight questions at once, show the answers and their times, stop the server.
 
     Example: foliolm demo --max-tokens 32
     """
-    with _server(model, ledger) as address:
+    names = _adapter_folders(adapters)
+    with _server(model, ledger, names) as address:
         started = time.perf_counter()
         answers = ask_all(address, max_tokens)
         seconds = time.perf_counter() - started
+        voices = ask_voices(address, list(names), max_tokens) if names else {}
     total = sum(answer.tokens for answer in answers)
     if json_output:
         record = {
@@ -80,9 +87,13 @@ def demo(
             "output_tokens_per_s": round(total / seconds, 2),
             "requests": [asdict(answer) for answer in answers],
         }
+        if names:
+            record["adapters"] = {name: asdict(answer) for name, answer in voices.items()}
         print(json.dumps(record))
         return
     _print(answers, total, seconds)
+    if names:
+        _print_voices(voices)
     if ledger is not None:
         print(f"where the time went: foliolm explain {ledger}")
 
@@ -95,6 +106,32 @@ def ask_all(address: str, max_tokens: int) -> list[DemoAnswer]:
     name = client.models.list().data[0].id
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         return list(pool.map(lambda question: _ask(client, name, question, max_tokens), QUESTIONS))
+
+
+def ask_voices(address: str, adapters: Sequence[str], max_tokens: int) -> dict[str, DemoAnswer]:
+    """One question to the bare model and to every adapter at once: their answers share a batch."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    models = [client.models.list().data[0].id, *adapters]
+    with ThreadPoolExecutor(len(models)) as pool:
+        return dict(
+            zip(models, pool.map(lambda name: _ask(client, name, QUESTIONS[0], max_tokens), models), strict=True)
+        )
+
+
+def _adapter_folders(folder: Path | None) -> dict[str, Path]:
+    """Adapters by name: the folder's own folders.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if folder is None:
+        return {}
+    found = {path.parent.name: path.parent for path in sorted(folder.glob("*/adapter_config.json"))}
+    if not found:
+        raise ConfigError(f"--adapters is {str(folder)!r}, which holds no folder with an adapter_config.json")
+    return found
 
 
 def _ask(client: Any, model: str, question: str, max_tokens: int) -> DemoAnswer:
@@ -127,11 +164,13 @@ def _ask(client: Any, model: str, question: str, max_tokens: int) -> DemoAnswer:
 
 
 @contextlib.contextmanager
-def _server(model: str, ledger: str | None = None) -> Iterator[str]:
+def _server(model: str, ledger: str | None = None, adapters: Mapping[str, Path] | None = None) -> Iterator[str]:
     """A server in a process of its own; yields its address. Its lines go to stderr, so that stdout is the demo's."""
     command = [sys.executable, "-m", "foliolm", "serve", model, "--port", "0", "--shutdown-timeout", "5"]
     if ledger is not None:
         command += ["--ledger", ledger]
+    if adapters:
+        command += ["--enable-lora", *(f"--lora-modules={name}={path}" for name, path in adapters.items())]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     threading.Thread(target=_relay, args=(process, lines), daemon=True).start()
@@ -166,6 +205,15 @@ def _stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _print_voices(voices: Mapping[str, DemoAnswer]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(f"\n[bold]{QUESTIONS[0]}[/bold] (the bare model and {len(voices) - 1} adapters, in one batch)")
+    for name, answer in voices.items():
+        console.print(f"{name}: {answer.answer.strip()}", markup=False, highlight=False)
 
 
 def _print(answers: list[DemoAnswer], total: int, seconds: float) -> None:

@@ -14,6 +14,7 @@ from foliolm.core.errors import ConfigError
 if TYPE_CHECKING:
     from foliolm.ledger.reading import LedgerRun
     from foliolm.simulate.advice import Advised
+    from foliolm.simulate.grouping import Grouping
 
 
 def explain(
@@ -56,18 +57,18 @@ def explain(
     if request is not None:
         _show_request(run, request, as_json)
         return
-    advised, why_not = _advise(run) if advice else (None, "not asked for")
+    advised, why_not, grouped = _advise(run) if advice else (None, "not asked for", None)
     said = work_out(run)
     if html is not None:
         from foliolm.cli.explaining.html import report
 
         _write(html, report(run, said, advised))
     if as_json:
-        print(json.dumps(_as_json(run, said.to_dict(), advised), allow_nan=False))
+        print(json.dumps(_as_json(run, said.to_dict(), advised, grouped), allow_nan=False))
         return
     from foliolm.cli.explaining.text import print_run
 
-    print_run(run, said, advised, why_not)
+    print_run(run, said, advised, why_not, grouped)
 
 
 def _read(folder: Path, engine: int | None) -> LedgerRun:
@@ -84,17 +85,19 @@ def _read(folder: Path, engine: int | None) -> LedgerRun:
         gc.enable()
 
 
-def _advise(run: LedgerRun) -> tuple[Advised | None, str]:
+def _advise(run: LedgerRun) -> tuple[Advised | None, str, Grouping | None]:
     from foliolm.simulate.advice import advise
     from foliolm.simulate.counterfactual import recorded
+    from foliolm.simulate.grouping import grouping
 
     try:
-        return advise(recorded(run)), ""
+        again = recorded(run)
+        return advise(again), "", grouping(again)
     except ConfigError as error:
-        return None, str(error)
+        return None, str(error), None
 
 
-def _as_json(run: LedgerRun, said: dict[str, Any], advised: Advised | None) -> dict[str, Any]:
+def _as_json(run: LedgerRun, said: dict[str, Any], advised: Advised | None, grouped: Grouping | None) -> dict[str, Any]:
     requests = [
         {
             "request_id": record.request_id,
@@ -110,7 +113,8 @@ def _as_json(run: LedgerRun, said: dict[str, Any], advised: Advised | None) -> d
         if record.request_id in run.timelines
     ]
     changes = None if advised is None else {"tried": advised.tried, "changes": [asdict(one) for one in advised.advice]}
-    return {**said, "requests": requests, "advice": changes}
+    by_adapter = None if grouped is None else asdict(grouped)
+    return {**said, "requests": requests, "advice": changes, "grouping": by_adapter}
 
 
 def _show_request(run: LedgerRun, wanted: str, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,9 @@ from foliolm.cli import simulate_prefix
 from foliolm.cli.flags import with_flags
 from foliolm.cli.oneline import OneLineCommand, OneLineGroup
 from foliolm.cli.planning.options import KVCacheDtype, MaybeDevice, MaybeModel, Quantization, TensorParallel
-from foliolm.cli.simulating.setup import ENGINE_FLAGS, WORKLOAD_FLAGS, describe
+from foliolm.cli.simulating.setup import ADAPTER_FLAGS, ENGINE_FLAGS, WORKLOAD_FLAGS, describe
 from foliolm.core.errors import ConfigError
+from foliolm.simulate.workload.adapters import AdapterOptions, WithAdapters
 from foliolm.simulate.workload.options import WorkloadOptions
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ def _simulate(
     context: typer.Context,
     settings: dict[str, Any],
     workload: dict[str, Any],
+    adapters: dict[str, Any],
     model: MaybeModel = None,
     device: MaybeDevice = None,
     quantization: Quantization = None,
@@ -69,6 +72,9 @@ def _simulate(
     described = describe(
         model, device, quantization, kv_cache_dtype, tensor_parallel_size, other_gib, cost, kernels, ledger
     )
+    described = replace(described, adapters=AdapterOptions(**adapters))
+    if kernels is not None and described.adapters.weights():
+        raise ConfigError("--kernels holds no times of adapters; leave it or --lora-adapters and --lora-shares out")
     options = WorkloadOptions(**workload)
     chosen, said = like_engine(like, settings)
     for line in said:
@@ -83,7 +89,7 @@ def _simulate(
     machine, reasons = described.machine(chosen)
     for line in reasons:
         _say(line)
-    outcome, wall_s = run_one(machine, options, seed, leap)
+    outcome, wall_s = run_one(machine, options, seed, leap, described.adapters)
     numbers = outcome.to_json(wall_s)
     if outcome.collector.first_refusal:
         _say(f"{outcome.collector.num_refused} refused; the first: {outcome.collector.first_refusal}")
@@ -99,7 +105,13 @@ def _simulate(
     print_outcome(numbers, described.setting.shape.name, described.setting.need_device().id)
 
 
-def run_one(machine: Machine, options: WorkloadOptions, seed: int, leap: bool = True) -> tuple[Outcome, float]:
+def run_one(
+    machine: Machine,
+    options: WorkloadOptions,
+    seed: int,
+    leap: bool = True,
+    adapters: AdapterOptions | None = None,
+) -> tuple[Outcome, float]:
     """Play a workload with a progress bar; the outcome and the wall time that it took."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -107,6 +119,8 @@ def run_one(machine: Machine, options: WorkloadOptions, seed: int, leap: bool = 
     from foliolm.simulate.outcome import play
 
     workload = options.build(seed, machine.settings.max_model_len)
+    if adapters is not None and (weights := adapters.weights()):
+        workload = WithAdapters(workload, weights, seed)
     columns = TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=workload.total)
@@ -129,7 +143,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-simulate = with_flags(_simulate, (WORKLOAD_FLAGS, ENGINE_FLAGS))
+simulate = with_flags(_simulate, (WORKLOAD_FLAGS, ADAPTER_FLAGS, ENGINE_FLAGS))
 simulate.__name__ = "simulate"
 app = typer.Typer(
     name="simulate", cls=OneLineGroup, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"

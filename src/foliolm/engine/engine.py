@@ -93,7 +93,7 @@ class Engine:
         self._drops: deque[tuple[int, int]] = deque()
         if adapters is not None:
             self.adapters = AdapterBook(adapters, max_cpu_loras, scheduler.adapters.num_live)
-            self.adapters.on_size = ledger.adapters.__setitem__
+            self.adapters.on_size = ledger.add_adapter
             self.adapters.on_drop = self._drop
         self.scheduler = scheduler
         self.executor = executor

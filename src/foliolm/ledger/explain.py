@@ -113,6 +113,35 @@ class OnHost:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterAccount:
+    """What LoRA adapters took.
+
+    Attributes:
+        steps: that had a row of one.
+        adapters: different ones over the run.
+        per_step: mean number of different ones in those steps.
+        rows_per_adapter: mean rows of an adapter in a step that had one.
+        read_bytes, flops: each adapter of a step once; what its rows added.
+        seconds, share: predicted seconds, and their share of all steps' predicted time.
+        kv_bytes: KV that the same steps' decodes read, to hold against ``read_bytes``.
+        loads: copies into slots.
+        passed_over: times that a request was passed over for want of a slot.
+    """
+
+    steps: int
+    adapters: int
+    per_step: float
+    rows_per_adapter: float
+    read_bytes: float
+    flops: float
+    seconds: float
+    share: float
+    kv_bytes: float
+    loads: int
+    passed_over: int
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """All of it; seconds unless the name says otherwise.
 
@@ -135,6 +164,7 @@ class Explanation:
         slow: the slowest against prediction.
         cost_source: where the last predictions came from.
         num_torn: lines lost to a crash.
+        lora: adapters' account; None where no step had a row of one.
     """
 
     model: str
@@ -159,6 +189,7 @@ class Explanation:
     slow: tuple[SlowStep, ...]
     cost_source: str
     num_torn: int
+    lora: AdapterAccount | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -170,8 +201,10 @@ def explain(run: LedgerRun) -> Explanation:
     steps, cost = run.steps, run.cost
     busy = sum(step.seconds.total for step in steps)
     host, idle = _between(steps)
-    work_bytes = sum(step.work.weight_bytes + step.work.kv_bytes + step.work.prefix_bytes for step in steps)
-    work_flops = sum(step.work.linear_flops + step.work.attention_flops for step in steps)
+    work_bytes = sum(
+        step.work.weight_bytes + step.work.kv_bytes + step.work.prefix_bytes + step.work.lora_bytes for step in steps
+    )
+    work_flops = sum(step.work.linear_flops + step.work.attention_flops + step.work.lora_flops for step in steps)
     parts: dict[str, int] = {}
     for timeline in run.timelines.values():
         for name, value in timeline.parts:
@@ -200,6 +233,32 @@ def explain(run: LedgerRun) -> Explanation:
         slow=_slow(steps),
         cost_source=steps[-1].cost_source if steps else "",
         num_torn=run.num_torn,
+        lora=lora_account(steps),
+    )
+
+
+def lora_account(steps: Sequence[StepRecord]) -> AdapterAccount | None:
+    """What adapters took of a run's steps."""
+    adapted = [step for step in steps if step.adapters]
+    if not adapted:
+        return None
+    at = TERMS.index("lora")
+    seconds = sum(step.terms[at] for step in adapted if step.terms)
+    predicted = sum(step.predicted_s for step in steps)
+    uses = sum(len(step.adapters) for step in adapted)
+    waits = ("adapter_slots", "adapter_drain")
+    return AdapterAccount(
+        steps=len(adapted),
+        adapters=len({rows.load_id for step in adapted for rows in step.adapters}),
+        per_step=uses / len(adapted),
+        rows_per_adapter=sum(rows.rows for step in adapted for rows in step.adapters) / uses,
+        read_bytes=sum(step.work.lora_bytes for step in adapted),
+        flops=sum(step.work.lora_flops for step in adapted),
+        seconds=seconds,
+        share=seconds / predicted if predicted else 0.0,
+        kv_bytes=sum(step.work.kv_bytes for step in adapted),
+        loads=sum(step.adapter_loads for step in steps),
+        passed_over=sum(1 for step in steps for one in step.decisions if one.reason in waits),
     )
 
 

@@ -16,7 +16,7 @@ from foliolm.core.result import StepResult, StepSeconds
 from foliolm.core.valueclass import valueclass
 from foliolm.ledger.accounts import linear_flops, weight_bytes_per_step
 from foliolm.ledger.journal import Journal
-from foliolm.ledger.lines import CostLine, RequestLine, StepLine
+from foliolm.ledger.lines import AdapterLine, CostLine, RequestLine, StepLine
 from foliolm.ledger.plan_cost import counts_of_plan
 from foliolm.ledger.shares import Shares
 from foliolm.ledger.step_cost import StepCost, StepTerms
@@ -162,6 +162,13 @@ class Ledger:
             self._timelines.use(Shares(cost))
         if self.journal is not None:
             self.journal.write(CostLine(self.engine, cost, source))
+
+    def add_adapter(self, load_id: int, size: AdapterSize) -> None:
+        """A LoRA adapter that steps may read from now on."""
+        if self.adapters.get(load_id) != size:
+            self.adapters[load_id] = size
+            if self.journal is not None:
+                self.journal.write(AdapterLine(load_id, size))
 
     def open(self, request: EngineRequest, now: int) -> None:
         """A request entered the engine's queue at ``now``."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from foliolm.core.adapter import AdapterSize
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.core.timeline import HttpStamps
@@ -51,6 +52,13 @@ class CostLine(msgspec.Struct, frozen=True, tag_field="kind", tag="cost"):
     cost_source: str
 
 
+class AdapterLine(msgspec.Struct, frozen=True, tag_field="kind", tag="adapter"):
+    """A LoRA adapter was loaded."""
+
+    load_id: int
+    size: AdapterSize
+
+
 class StepLine(msgspec.Struct, frozen=True, tag_field="kind", tag="step"):
     """A step."""
 
@@ -71,7 +79,7 @@ class HttpLine(msgspec.Struct, frozen=True, tag_field="kind", tag="http"):
     stamps: HttpStamps
 
 
-Line = EngineLine | CostLine | StepLine | RequestLine | HttpLine
+Line = EngineLine | CostLine | AdapterLine | StepLine | RequestLine | HttpLine
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Line)

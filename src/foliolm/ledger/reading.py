@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+from foliolm.core.adapter import AdapterSize
 from foliolm.core.errors import ConfigError
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.timeline import RequestTimeline, with_http
-from foliolm.ledger.lines import CostLine, EngineLine, HttpLine, RequestLine, StepLine, decode_line
+from foliolm.ledger.lines import AdapterLine, CostLine, EngineLine, HttpLine, RequestLine, StepLine, decode_line
 from foliolm.ledger.step_cost import StepCost
 
 
@@ -25,6 +26,7 @@ class LedgerRun:
         timelines: by request id, the HTTP side included where it reported.
         cost: the newest step cost.
         num_torn: lines that were cut off by a crash and are left out.
+        adapters: LoRA adapters by load id.
     """
 
     engine: EngineLine
@@ -33,6 +35,7 @@ class LedgerRun:
     timelines: dict[int, RequestTimeline] = field(default_factory=dict)
     cost: StepCost | None = None
     num_torn: int = 0
+    adapters: dict[int, AdapterSize] = field(default_factory=dict)
 
 
 def read_runs(folder: Path) -> list[LedgerRun]:
@@ -94,6 +97,8 @@ def _read_engine_file(path: Path, runs: dict[tuple[int, int], LedgerRun]) -> Non
             run.requests.append(line.request)
         elif isinstance(line, CostLine):
             run.cost = line.cost
+        elif isinstance(line, AdapterLine):
+            run.adapters[line.load_id] = line.size
     if run is not None:
         run.num_torn += len(torn)
 

@@ -46,7 +46,7 @@ class SampleReader:
         """A record as a sample; None where its decodes' contexts are not known, or blocks moved to or from the host."""
         if record.decode_offsets is not None:
             self._offsets = (record.decode_version, record.decode_offsets)
-        if record.swapped:
+        if record.swapped or record.adapter_loads:
             return None
         single = [context for _, new, context, _ in record.rows if new == 1]
         chunks = tuple((new, context) for _, new, context, _ in record.rows if new > 1)
@@ -57,7 +57,16 @@ class SampleReader:
                 return None
             decodes = [offset + record.decode_tick for offset in offsets] if record.num_decodes else []
             context = clamped_contexts(self.model, decodes + single)
-        counts = StepCounts(record.num_tokens, record.num_sampled, record.num_rows, context, chunks)
+        work = record.work
+        counts = StepCounts(
+            record.num_tokens,
+            record.num_sampled,
+            record.num_rows,
+            context,
+            chunks,
+            lora_bytes=work.lora_bytes,
+            lora_flops=work.lora_flops,
+        )
         return Sample(counts, record.seconds.total)
 
 

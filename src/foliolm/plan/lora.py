@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from foliolm.core.errors import ConfigError
@@ -74,6 +75,10 @@ def plan_lora(
         pool = memory_of(setting, options or MemoryOptions()).kv_pool
         numbers["kv_pool_bytes"] = pool
         numbers["fits"] = kv_bytes + adapters * adapter_bytes <= pool
+        bare = setting.cost.decode_counts(rows_a_step, context)
+        adapted = replace(bare, lora_bytes=used * adapter_bytes, lora_flops=2.0 * params * rows_a_step)
+        terms = setting.cost.terms(adapted)
+        numbers["step_s"], numbers["step_lora_s"] = terms.total, terms.lora
     verdict = sentences(
         binds_verdict(numbers),
         fit_verdict(numbers, setting.device.id if setting.device else ""),
@@ -88,6 +93,13 @@ def plan_lora(
         ("adapter bytes a step", f"{size(used * adapter_bytes)} ({share(numbers['step_bytes_share'])} of the weights)"),
         ("added FLOPs", share(numbers["flops_share"])),
     ]
+    if "step_s" in numbers:
+        pairs.append(
+            (
+                "decode step, of it adapters",
+                f"{numbers['step_s'] * 1e3:.3g} ms, {share(numbers['step_lora_s'] / numbers['step_s'])}",
+            )
+        )
     title = f"LoRA of rank {rank} on {', '.join(targets)} of {setting.shape.name}"
     return Report(numbers, verdict, (Table(title, ("what", "value"), rows(pairs)),))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from foliolm.assemble import Books, build_virtual_engine
+from foliolm.core.adapter import AdapterSize
 from foliolm.core.errors import ConfigError
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.request import EngineRequest
@@ -37,6 +38,7 @@ class Recorded:
         depth: steps in flight while the next is planned.
         itl_target_ms: as the engine had it.
         metrics: what was recorded of these requests.
+        adapters: LoRA adapters that they name, by load id.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -46,6 +48,7 @@ class Recorded:
     depth: int
     itl_target_ms: float | None
     metrics: RunMetrics
+    adapters: Mapping[int, AdapterSize] = field(default_factory=dict)
 
 
 def recorded(run: LedgerRun, cost: StepCost | None = None) -> Recorded:
@@ -76,6 +79,7 @@ def recorded(run: LedgerRun, cost: StepCost | None = None) -> Recorded:
         run.engine.depth,
         run.engine.itl_target_ms,
         run_metrics(steps, requests),
+        run.adapters,
     )
 
 
@@ -105,7 +109,7 @@ def rerun_records(
     """As ``rerun``; the virtual run's own records."""
     clock = VirtualClock(min(arrival.time_ns for arrival in run.arrivals))
     books = Books(run.cost, itl_target_ms=itl_target_ms or run.itl_target_ms)
-    engine = build_virtual_engine(settings or run.settings, books, clock, run.host_s, run.depth)
+    engine = build_virtual_engine(settings or run.settings, books, clock, run.host_s, run.depth, adapters=run.adapters)
     steps: list[StepRecord] = []
     engine.ledger.on_step.append(steps.append)
     done = run_arrivals(engine, clock, run.arrivals)
@@ -129,6 +133,7 @@ def arrival_of(record: RequestRecord, block_size: int) -> Arrival:
         priority=record.priority,
         label=record.label,
         share_prefix=bool(record.prefix),
+        adapter=record.adapter,
     )
     return Arrival(sent_ns(record), request)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foliolm.assemble import Books, build_virtual_engine
+from foliolm.core.adapter import AdapterSize
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.resolve import SchedulerConfig
+from foliolm.ledger.plan_cost import lora_work
 from foliolm.simulate.clock import VirtualClock
 from foliolm.simulate.collect import Collector
 from foliolm.simulate.run import Arrival, Leap, run_arrivals
@@ -31,7 +33,7 @@ class Machine:
         books: the step cost, and how the books are kept.
         host_s: seconds between two steps.
         depth: steps in flight while the next is planned.
-        times: see ``build_virtual_engine``.
+        times, adapters: see ``build_virtual_engine``.
     """
 
     settings: SchedulerConfig
@@ -39,10 +41,13 @@ class Machine:
     host_s: float = 0.0
     depth: int = 0
     times: CostModel | None = None
+    adapters: Mapping[int, AdapterSize] = field(default_factory=dict)
 
     def build(self, clock: VirtualClock) -> Engine:
         """The engine, by the one function that builds it."""
-        return build_virtual_engine(self.settings, self.books, clock, self.host_s, self.depth, self.times)
+        return build_virtual_engine(
+            self.settings, self.books, clock, self.host_s, self.depth, self.times, self.adapters
+        )
 
 
 @dataclass(slots=True)
@@ -54,6 +59,7 @@ class Outcome:
         prefix_hit_ratio: prompt tokens found computed, over those looked up.
         preemptions, recomputed_tokens: totals.
         interrupted: somebody stopped it; the numbers are of what was done.
+        lora: adapters' numbers; None where no request asked for one.
     """
 
     collector: Collector
@@ -61,6 +67,7 @@ class Outcome:
     preemptions: int = 0
     recomputed_tokens: int = 0
     interrupted: bool = False
+    lora: dict[str, float] | None = None
 
     def to_json(self, wall_s: float) -> dict[str, Any]:
         """The numbers by name; ``wall_s`` is the only one that another run does not repeat."""
@@ -72,7 +79,8 @@ class Outcome:
             "recomputed_tokens": self.recomputed_tokens,
         }
         usage = {name: numbers.pop(name) for name in ("kv_usage", "refused", "bound", "waiting_share", "busy_share")}
-        return {**head, "wall_s": wall_s, **numbers, **more, **usage, "interrupted": self.interrupted}
+        lora = {} if self.lora is None else {"lora": self.lora}
+        return {**head, "wall_s": wall_s, **numbers, **more, **usage, **lora, "interrupted": self.interrupted}
 
 
 def play(
@@ -91,7 +99,7 @@ def play(
     """
     clock = VirtualClock(START_NS)
     engine = machine.build(clock)
-    player = _Player(workload, Collector(machine.settings.num_blocks - 1), progress)
+    player = _Player(workload, Collector(machine.settings.num_blocks - 1), progress, AdapterTally(machine.adapters))
     outcome = Outcome(player.collector)
     try:
         run_arrivals(engine, clock, player.arrivals(), player.following, player, player.after_refusal, leap)
@@ -102,7 +110,52 @@ def play(
     stats = engine.scheduler.stats()
     outcome.prefix_hit_ratio = stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0
     outcome.preemptions, outcome.recomputed_tokens = stats.num_preemptions, stats.recomputed_tokens
+    if machine.adapters:
+        outcome.lora = player.lora.report(machine)
     return outcome
+
+
+@dataclass(slots=True)
+class AdapterTally:
+    """Counts of LoRA adapters over a run's steps; bytes and FLOPs as the ledger counts them."""
+
+    adapters: Mapping[int, AdapterSize]
+    steps: int = 0
+    uses: int = 0
+    loads: int = 0
+    passed_over: int = 0
+    num_bytes: float = 0.0
+    flops: float = 0.0
+    busy_s: float = 0.0
+
+    def stepped(self, record: StepRecord) -> None:
+        """A step with adapters, or with decisions."""
+        self.passed_over += sum(one.reason in ("adapter_slots", "adapter_drain") for one in record.decisions)
+        if record.adapters:
+            self.steps += 1
+            self.uses += len(record.adapters)
+            self.loads += record.adapter_loads
+            num_bytes, flops = lora_work(record.adapters, self.adapters)
+            self.num_bytes += num_bytes
+            self.flops += flops
+            self.busy_s += record.seconds.total
+
+    def report(self, machine: Machine) -> dict[str, float]:
+        """By name; ``step_share`` is of the time of the steps that had one."""
+        cost = machine.books.cost
+        c = cost.coefficients
+        seconds = self.num_bytes / (c.weights * cost.bandwidth) + self.flops / (c.matmul * cost.flops)
+        return {
+            "adapters": len(self.adapters),
+            "steps": self.steps,
+            "per_step": self.uses / self.steps if self.steps else 0.0,
+            "loads": self.loads,
+            "passed_over": self.passed_over,
+            "read_bytes": self.num_bytes,
+            "flops": self.flops,
+            "seconds": seconds,
+            "step_share": seconds / self.busy_s if self.busy_s else 0.0,
+        }
 
 
 @dataclass(slots=True)
@@ -112,6 +165,7 @@ class _Player:
     workload: Workload
     collector: Collector
     progress: Callable[[int], None] | None
+    lora: AdapterTally
     live: dict[int, Item] = field(default_factory=dict)
     number: int = 0
 
@@ -127,6 +181,8 @@ class _Player:
 
     def stepped(self, record: StepRecord) -> None:
         self.collector.stepped(record)
+        if record.adapters or record.decisions:
+            self.lora.stepped(record)
 
     def leapt(self, leap: Leap) -> None:
         self.collector.leapt(leap)

@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from foliolm.ledger.explain import Explanation, OnHost, OperatingPoint, request_lines
+from foliolm.ledger.explain import AdapterAccount, Explanation, OnHost, OperatingPoint, request_lines
 from foliolm.ledger.reading import LedgerRun
 from foliolm.simulate.advice import Advice, Advised
+from foliolm.simulate.grouping import Grouping
 
 MEANINGS = {
     "http": "HTTP process and the way to and from the engine",
@@ -34,7 +35,9 @@ METRIC_NAMES = {
 }
 
 
-def print_run(run: LedgerRun, said: Explanation, advised: Advised | None, why_not: str) -> None:
+def print_run(
+    run: LedgerRun, said: Explanation, advised: Advised | None, why_not: str, grouped: Grouping | None = None
+) -> None:
     """The whole run."""
     console = _console()
     metrics = said.metrics
@@ -80,6 +83,8 @@ def print_run(run: LedgerRun, said: Explanation, advised: Advised | None, why_no
     _print_on_host(console, said.on_host)
     if said.point is not None:
         _print_point(console, said.point)
+    if said.lora is not None:
+        _print_adapters(console, said.lora, grouped)
     if said.bandwidth_share is not None and said.flops_share is not None:
         console.print(
             f"of the machine: {said.bandwidth_share:.0%} of its memory bandwidth, {said.flops_share:.0%} of its FLOP/s"
@@ -138,6 +143,21 @@ def _print_on_host(console: Console, on_host: OnHost) -> None:
         )
     declined = f"; for {on_host.declined} it was cheaper to compute" if on_host.declined else ""
     console.print(f"evicted prefixes: {on_host.moved_blocks} blocks moved to the host{taken}{declined}")
+
+
+def _print_adapters(console: Console, lora: AdapterAccount, grouped: Grouping | None) -> None:
+    console.print(
+        f"adapters cost {lora.share:.1%} of step time: {lora.adapters} of them, {lora.per_step:.1f} in a step with "
+        f"{lora.rows_per_adapter:.1f} rows each; they read {lora.read_bytes / 1e6:,.1f} MB and added "
+        f"{lora.flops / 1e9:,.1f} GFLOP, the KV of those steps was {lora.kv_bytes / 1e6:,.1f} MB; copied into "
+        f"slots {lora.loads} times; passed over for want of a slot {lora.passed_over} times"
+    )
+    if grouped is not None:
+        console.print(
+            f"grouping (--lora-grouping cost) would save {grouped.saved_share:.1%} of step time: "
+            f"{grouped.per_step[0]:.1f} adapters a step become {grouped.per_step[1]:.1f}; "
+            + ", ".join(f"{METRIC_NAMES[name]} {change:+.0%}" for name, change in grouped.effect.items())
+        )
 
 
 def _print_point(console: Console, point: OperatingPoint) -> None:

@@ -46,7 +46,7 @@ def run_comparison(
     numbers: dict[str, dict[str, Any]] = {}
     for name, settings in modes.items():
         machine, _ = described.machine(settings)
-        outcomes[name], wall_s = run_one(machine, options, seed, leap)
+        outcomes[name], wall_s = run_one(machine, options, seed, leap, described.adapters)
         numbers[name] = outcomes[name].to_json(wall_s)
         if outcomes[name].interrupted:
             break

@@ -16,9 +16,11 @@ from foliolm.ledger.cost_file import load_cost
 from foliolm.plan.setting import MemoryOptions, Setting
 from foliolm.shape.load import load_device
 from foliolm.simulate.outcome import Machine
+from foliolm.simulate.workload.adapters import AdapterOptions
 from foliolm.simulate.workload.options import WorkloadOptions
 
 WORKLOAD_FLAGS = FlagGroup("workload", WorkloadOptions, "Workload")
+ADAPTER_FLAGS = FlagGroup("adapters", AdapterOptions, "Workload: LoRA adapters")
 ENGINE_FLAGS = FlagGroup(
     "settings",
     EngineConfig,
@@ -28,8 +30,12 @@ ENGINE_FLAGS = FlagGroup(
         {"model", "served_model_name", "load_format", "dtype", "device", "num_threads", "generation_config"}
         | {"chat_template", "tool_call_parser", "self_calibration", "step_cost", "seed", "ledger"}
         | {"quantization", "kv_cache_dtype", "kernels"}
+        | {"enable_lora", "lora_modules", "max_lora_rank", "max_cpu_loras"}
     ),
 )
+
+
+NO_ADAPTERS = AdapterOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Described:
         cost: a calibrated step cost, or None.
         kernels: folder of measured kernel times, or None.
         ledger: a folder for the books, or None.
+        adapters: LoRA adapters of the workload.
     """
 
     setting: Setting
@@ -49,10 +56,12 @@ class Described:
     cost: Path | None = None
     kernels: Path | None = None
     ledger: Path | None = None
+    adapters: AdapterOptions = NO_ADAPTERS
 
     def machine(self, settings: Mapping[str, Any]) -> tuple[Machine, tuple[str, ...]]:
         """The machine under some engine flags, and a sentence for each value that was derived."""
-        config = EngineConfig(model=self.setting.shape.name, **settings)
+        adapters = self.adapters.sizes(self.setting.shape)
+        config = EngineConfig(model=self.setting.shape.name, enable_lora=bool(adapters), **settings)
         setting = replace(self.setting, block_size=config.block_size)
         cost, source, host_s, times, about = setting.cost, "default", 0.0, None, PRESET_ERROR
         if self.cost is not None:
@@ -74,7 +83,7 @@ class Described:
         scheduler, reasons = virtual_scheduler(config, setting, cost, memory)
         ledger = None if self.ledger is None else str(self.ledger)
         books = Books(cost, source, ledger=ledger, itl_target_ms=config.itl_target_ms, timelines=ledger is not None)
-        return Machine(scheduler, books, host_s, config.pipeline_depth, times), (about, *reasons)
+        return Machine(scheduler, books, host_s, config.pipeline_depth, times, adapters), (about, *reasons)
 
 
 PRESET_ERROR = (

@@ -58,4 +58,13 @@ def _sentence(numbers: Mapping[str, Any]) -> str:
         f"tokens/s, {numbers['requests_per_s']:.3g} requests/s. Prefix hits {numbers['prefix_hit_ratio']:.1%}, "
         f"{numbers['preemptions']:,} preemptions ({numbers['recomputed_tokens']:,} tokens computed again), KV pool "
         f"{usage['mean']:.0%} on average and {usage['max']:.0%} at most, {numbers['refused']:,} refused.\n{bound}."
+        + (_adapters(numbers["lora"]) if "lora" in numbers else "")
+    )
+
+
+def _adapters(lora: Mapping[str, Any]) -> str:
+    return (
+        f"\nAdapters: {lora['adapters']:,}, of which a step has {lora['per_step']:.1f}; they take "
+        f"{lora['step_share']:.1%} of those steps' time, were copied into slots {lora['loads']:,} times, and requests "
+        f"were passed over for want of a slot {lora['passed_over']:,} times."
     )

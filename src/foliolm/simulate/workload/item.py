@@ -28,6 +28,7 @@ class Item:
         session: of the conversation that it is a turn of, or −1.
         turn: counted from 0.
         label: for records.
+        adapter: load id of its LoRA adapter; 0: the bare model.
     """
 
     time_ns: int
@@ -38,6 +39,7 @@ class Item:
     session: int = -1
     turn: int = 0
     label: str = ""
+    adapter: int = 0
 
 
 class Workload(Protocol):
@@ -69,6 +71,7 @@ def as_request(item: Item, request_id: int, start_ns: int = 0) -> EngineRequest:
         label=item.label,
         share_prefix=bool(item.content),
         sent_ns=arrival,
+        adapter=item.adapter or None,
         answer_token_ids=(item.answer,) * item.num_output if item.answer else (),
     )
 
