@@ -2,7 +2,7 @@
 
     python benchmarks/sim_vs_real.py [--scale 1.0] [--repeats 3] [--loads 0.5,0.8,1.1] [--kernels auto] [--json]
 
-``foliolm serve`` with the embedded model and its ledger; three closed loops of one workload, from whose steps
+``foliolm serve`` with the embedded model and its ledger; closed loops of one workload, from whose steps
 ``foliolm calibrate`` fits the step cost; then 200 mixed requests of another workload (open loop, Poisson) at shares of
 the rate at which the simulated engine is saturated, each --repeats times by ``foliolm bench --predict``. ``--scale
 0.1`` asks a tenth of the requests of both.
@@ -38,8 +38,8 @@ ENGINE = ["--max-num-seqs=16", "--max-model-len=1024", "--max-num-batched-tokens
 ENGINE += ["--num-gpu-blocks-override=1024", "--no-enable-prefix-caching"]
 CALIBRATE = ["--input-len", "lognormal:160:1", "--output-len", "uniform:8:40"]
 JUDGE = ["--input-len", "lognormal:90:0.7", "--output-len", "lognormal:24:0.6"]
-CLOSED = ((1, 8), (5, 24), (16, 64))
-"""Senders, and requests at scale 1, of the loops that are calibrated on."""
+CLOSED = ((1, 8), (2, 8), (3, 12), (5, 24), (9, 36), (16, 64))
+"""Senders, and requests at scale 1, of the loops that are calibrated on: every size of batch comes up."""
 REQUESTS = 200
 SATURATING = 1000
 """Requests at once from which the saturated rate is read: so many that the last ones' emptier steps do not count."""

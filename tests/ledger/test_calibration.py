@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -123,3 +124,13 @@ def test_an_engine_calibrates_itself():
     assert ledger.steps[0].cost_source == "default"
     for record in engine.finished:
         assert sum(ns for _, ns in record.timeline.parts) == record.timeline.total_ns
+
+
+def test_a_cost_file_without_http_times_is_read_too(tmp_path):
+    path = tmp_path / "cost.json"
+    save_cost(path, real_cost(), 1e-4, "400 steps", 7e-3)
+    assert load_cost(path).http_s == 7e-3
+    held = json.loads(path.read_text())
+    del held["http_s"]
+    path.write_text(json.dumps(held))
+    assert load_cost(path).http_s == 0.0

@@ -16,7 +16,7 @@ from foliolm.ledger.kernel_tables import read_kernel_tables
 from foliolm.ledger.step_cost import step_cost
 from foliolm.shape.presets import device_preset, model_preset
 from foliolm.simulate.measured_run import read_measured_run
-from foliolm.simulate.profiles import find_profile
+from foliolm.simulate.profiles import device_of_folder, find_profile
 from foliolm.simulate.validate import Fitted, calibrate_first, compare, replay
 from support.cli import refusal, run_json
 
@@ -200,3 +200,38 @@ def test_against_a_measured_run_of_vllm():
     assert -0.03 < run["tpot"]["mean_error"] < 0
     assert -0.04 < run["latency"]["mean_error"] < 0
     assert -0.08 < run["ttft"]["mean_error"] < 0
+
+
+def test_a_full_pool_shows_in_what_is_said(tmp_path):
+    write_profile(tmp_path / "kernels")
+    folder = write_run(tmp_path, HostTimes())
+    meta = json.loads((folder / "meta.json").read_text())
+    longest = max(
+        json.loads(line)["input_toks"] + json.loads(line)["output_toks"]
+        for line in (folder / "requests.jsonl").read_text().splitlines()
+    )
+    meta["kv_cache"]["num_gpu_blocks"] = -(-longest // 16) + 2
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (run,) = run_json("validate", folder, "--kernels", tmp_path / "kernels")["runs"]
+    assert run["kv_peak"] > 0.9
+    assert run["preemptions"] > 0
+    assert run["recomputed_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "device"),
+    [
+        ("H100", "h100-sxm"),
+        ("A100", "a100-80g-sxm"),
+        ("A100-SXM4-40GB", "a100-40g-sxm"),
+        ("A100-PCIE-80GB", "a100-80g-pcie"),
+        ("NVIDIA-H100-80GB-HBM3", "h100-sxm"),
+        ("NVIDIA L40S", "l40s"),
+        ("RTXPRO6000", "rtx-pro-6000-server"),
+        ("A100-40GB", None),  # there are two
+        ("80GB", None),
+        ("GB200", None),
+    ],
+)
+def test_a_gpus_folder_names_a_device(folder, device):
+    assert device_of_folder(folder) == device

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,33 +46,34 @@ def calibrate(
     from foliolm.ledger.cost_file import save_cost
 
     if source.is_dir():
-        cost, samples, gap = _from_ledger(source, engine)
+        cost, samples, gap, http = _from_ledger(source, engine)
     elif source.is_file():
         cost, samples = _from_log(
             source, model, device, quantization, kv_cache_dtype, tensor_parallel_size, kv_cache_tokens
         )
-        gap = 0.0
+        gap = http = 0.0
     else:
         raise ConfigError(f"{source}: there is no such folder or file")
     found = fit(cost, samples, table=source.is_dir() if table is None else table)
     if out is not None:
-        save_cost(out, found.cost, gap, f"{found.num_steps} steps of {source.name}")
+        save_cost(out, found.cost, gap, f"{found.num_steps} steps of {source.name}", http)
         typer.echo(f"kept: {out}", err=True)
     if as_json:
-        print(json.dumps(_report(found, gap), allow_nan=False))
+        print(json.dumps(_report(found, gap, http), allow_nan=False))
     else:
-        _print(found, gap)
+        _print(found, gap, http)
 
 
-def _from_ledger(folder: Path, engine: int | None) -> tuple[StepCost, list[Sample], float]:
-    from foliolm.ledger.explain import host_gap_s
+def _from_ledger(folder: Path, engine: int | None) -> tuple[StepCost, list[Sample], float, float]:
+    from foliolm.ledger.explain import host_gap_s, http_s
     from foliolm.ledger.reading import newest_run
     from foliolm.ledger.samples import read_samples
 
     run = newest_run(folder, engine)
     if run.engine.cost is None:
         raise ConfigError(f"ledger {folder}: it was written without a step cost, so the model's account is not known")
-    return run.engine.cost, read_samples(run.engine.cost.model, run.steps), host_gap_s(run.steps)
+    samples = read_samples(run.engine.cost.model, run.steps)
+    return run.engine.cost, samples, host_gap_s(run.steps), http_s(run.requests)
 
 
 def _from_log(
@@ -99,7 +99,7 @@ def _from_log(
     return step_cost(held, load_device(device)), log.samples
 
 
-def _report(found: Calibration, gap: float) -> dict[str, Any]:
+def _report(found: Calibration, gap: float, http: float) -> dict[str, Any]:
     from foliolm.ledger.calibration import coefficient_table
 
     return {
@@ -108,6 +108,7 @@ def _report(found: Calibration, gap: float) -> dict[str, Any]:
         "coefficients": coefficient_table(found.cost),
         "linear_knots": [list(knot) for knot in found.cost.linear_knots],
         "host_gap_s": gap,
+        "http_s": http,
         "held_out": {
             kind: {"steps": e.count, "median_ape": e.median, "p90_ape": e.p90, "total_error": e.total}
             for kind, e in found.errors.items()
@@ -117,7 +118,7 @@ def _report(found: Calibration, gap: float) -> dict[str, Any]:
     }
 
 
-def _print(found: Calibration, gap: float) -> None:
+def _print(found: Calibration, gap: float, http: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -143,4 +144,6 @@ def _print(found: Calibration, gap: float) -> None:
     for one, other in found.alike:
         console.print(f"the data cannot tell {one} and {other} apart: their sum is known, their shares are not")
     if gap:
-        console.print(f"the host takes {statistics.fmean([gap]) * 1e6:.0f} µs between two steps")
+        console.print(f"the host takes {gap * 1e6:.0f} µs between two steps")
+    if http:
+        console.print(f"a request reaches the engine's queue {http * 1e3:.2f} ms after it was accepted")

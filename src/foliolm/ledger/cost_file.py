@@ -19,24 +19,27 @@ class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fitted_from: how many steps, and of what.
         host_gap_s: median seconds between a step's end and the next one's start while there is work.
         cost: the step cost.
+        http_s: median seconds from the acceptance of a request to the engine's queue.
     """
 
     format: str
     fitted_from: str
     host_gap_s: float
     cost: StepCost
+    http_s: float = 0.0
 
 
 FORMAT = "foliolm-step-cost-1"
 
 
-def save_cost(path: Path, cost: StepCost, host_gap_s: float, fitted_from: str) -> None:
+def save_cost(path: Path, cost: StepCost, host_gap_s: float, fitted_from: str, http_s: float = 0.0) -> None:
     """Write the file whole, never by halves.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    content = msgspec.json.format(msgspec.json.encode(CostFile(FORMAT, fitted_from, host_gap_s, cost)), indent=1)
+    held = CostFile(FORMAT, fitted_from, host_gap_s, cost, http_s)
+    content = msgspec.json.format(msgspec.json.encode(held), indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(path.name + ".partial")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foliolm.core.plan import NOBODY, DecisionKind
-from foliolm.core.record import TERMS, StepRecord
+from foliolm.core.record import TERMS, RequestRecord, StepRecord
 from foliolm.core.timeline import RequestTimeline, ordered
 from foliolm.ledger.accounts import knee_batch, kv_bytes_of_context, read_per_output_token, weight_bytes_per_step
 from foliolm.ledger.reading import LedgerRun
@@ -266,6 +266,12 @@ def host_gap_s(steps: Sequence[StepRecord]) -> float:
     """Median seconds between a step's end and the next one's start, where the next followed at once."""
     gaps = [gap for gap, idle in _gaps(steps) if not idle]
     return max(0.0, statistics.median(gaps)) if gaps else 0.0
+
+
+def http_s(requests: Sequence[RequestRecord]) -> float:
+    """Median seconds from the acceptance of a request to the engine's queue; 0 where none was accepted over HTTP."""
+    parts = [dict(record.timeline.parts) for record in requests if record.timeline is not None]
+    return statistics.median(part.get("http", 0) * _S for part in parts) if parts else 0.0
 
 
 def request_lines(timeline: RequestTimeline, labels: dict[int, str]) -> list[tuple[str, float, float]]:

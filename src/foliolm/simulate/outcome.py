@@ -14,7 +14,7 @@ from foliolm.ledger.plan_cost import lora_work
 from foliolm.simulate.clock import VirtualClock
 from foliolm.simulate.collect import Collector
 from foliolm.simulate.run import Arrival, Leap, run_arrivals
-from foliolm.simulate.workload.item import Item, Workload, as_request
+from foliolm.simulate.workload.item import NS, Item, Workload, as_request
 
 if TYPE_CHECKING:
     from foliolm.core.protocols import CostModel
@@ -34,6 +34,7 @@ class Machine:
         host_s: seconds between two steps.
         depth: steps in flight while the next is planned.
         times, adapters: see ``build_virtual_engine``.
+        http_s: seconds from a request's arrival to the engine's queue.
     """
 
     settings: SchedulerConfig
@@ -42,6 +43,7 @@ class Machine:
     depth: int = 0
     times: CostModel | None = None
     adapters: Mapping[int, AdapterSize] = field(default_factory=dict)
+    http_s: float = 0.0
 
     def build(self, clock: VirtualClock) -> Engine:
         """The engine, by the one function that builds it."""
@@ -100,6 +102,8 @@ def play(
     clock = VirtualClock(START_NS)
     engine = machine.build(clock)
     player = _Player(workload, Collector(machine.settings.num_blocks - 1), progress, AdapterTally(machine.adapters))
+    http_ns = round(machine.http_s * NS)
+    player = _Player(workload, Collector(machine.settings.num_blocks - 1), progress, http_ns)
     outcome = Outcome(player.collector)
     try:
         run_arrivals(engine, clock, player.arrivals(), player.following, player, player.after_refusal, leap)
@@ -166,6 +170,7 @@ class _Player:
     collector: Collector
     progress: Callable[[int], None] | None
     lora: AdapterTally
+    http_ns: int = 0
     live: dict[int, Item] = field(default_factory=dict)
     number: int = 0
 
@@ -198,7 +203,7 @@ class _Player:
     def _arrival(self, item: Item, start_ns: int) -> Arrival:
         self.number += 1
         self.live[self.number] = item
-        request = as_request(item, self.number, start_ns)
+        request = as_request(item, self.number, start_ns, self.http_ns)
         return Arrival(request.sent_ns, request)
 
     def _after(self, request_id: int, now: int) -> list[Arrival]:

@@ -63,10 +63,10 @@ class Described:
         adapters = self.adapters.sizes(self.setting.shape)
         config = EngineConfig(model=self.setting.shape.name, enable_lora=bool(adapters), **settings)
         setting = replace(self.setting, block_size=config.block_size)
-        cost, source, host_s, times, about = setting.cost, "default", 0.0, None, PRESET_ERROR
+        cost, source, host_s, http_s, times, about = setting.cost, "default", 0.0, 0.0, None, PRESET_ERROR
         if self.cost is not None:
             held = load_cost(self.cost, setting.account)
-            cost, source, host_s = held.cost, "file", held.host_gap_s
+            cost, source, host_s, http_s = held.cost, "file", held.host_gap_s, held.http_s
             about = f"step cost: {self.cost}, fitted to {held.fitted_from}"
         if self.kernels is not None:
             from foliolm.ledger.kernel_cost import HostTimes, KernelCost
@@ -83,7 +83,7 @@ class Described:
         scheduler, reasons = virtual_scheduler(config, setting, cost, memory)
         ledger = None if self.ledger is None else str(self.ledger)
         books = Books(cost, source, ledger=ledger, itl_target_ms=config.itl_target_ms, timelines=ledger is not None)
-        return Machine(scheduler, books, host_s, config.pipeline_depth, times, adapters), (about, *reasons)
+        return Machine(scheduler, books, host_s, config.pipeline_depth, times, adapters, http_s), (about, *reasons)
 
 
 PRESET_ERROR = (

@@ -60,8 +60,11 @@ class Workload(Protocol):
         ...
 
 
-def as_request(item: Item, request_id: int, start_ns: int = 0) -> EngineRequest:
-    """The request as an engine takes it. Its tokens have no meaning, but are equal where contents are."""
+def as_request(item: Item, request_id: int, start_ns: int = 0, http_ns: int = 0) -> EngineRequest:
+    """The request as an engine takes it, ``http_ns`` after it arrived.
+
+    Its tokens have no meaning, but are equal where contents are.
+    """
     arrival = item.time_ns + start_ns
     return EngineRequest(
         request_id,
@@ -70,7 +73,7 @@ def as_request(item: Item, request_id: int, start_ns: int = 0) -> EngineRequest:
         arrival_ns=arrival,
         label=item.label,
         share_prefix=bool(item.content),
-        sent_ns=arrival,
+        sent_ns=arrival + http_ns,
         adapter=item.adapter or None,
         answer_token_ids=(item.answer,) * item.num_output if item.answer else (),
     )
