@@ -101,9 +101,13 @@ def play(
     """
     clock = VirtualClock(START_NS)
     engine = machine.build(clock)
-    player = _Player(workload, Collector(machine.settings.num_blocks - 1), progress, AdapterTally(machine.adapters))
-    http_ns = round(machine.http_s * NS)
-    player = _Player(workload, Collector(machine.settings.num_blocks - 1), progress, http_ns)
+    player = _Player(
+        workload,
+        Collector(machine.settings.num_blocks - 1),
+        progress,
+        AdapterTally(machine.adapters),
+        round(machine.http_s * NS),
+    )
     outcome = Outcome(player.collector)
     try:
         run_arrivals(engine, clock, player.arrivals(), player.following, player, player.after_refusal, leap)
