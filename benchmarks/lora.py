@@ -1,5 +1,5 @@
 """What adapters cost: throughput over one and eight of them, a hundred under a Zipf workload, loads and unloads under
-load.
+load; and that logits are those of PEFT's merged models.
 
     python benchmarks/lora.py --json
     python benchmarks/lora.py --part speed --rounds 5
@@ -30,7 +30,7 @@ from foliolm.core.request import EngineRequest, TokenOutput
 from foliolm.shape.lora import LORA_MODULES, module_shape
 from foliolm.shape.model import ModelShape
 
-PARTS = ("speed", "zipf", "churn")
+PARTS = ("speed", "zipf", "churn", "logits")
 REQUESTS, PROMPT, OUTPUT = 16, 32, 128
 LIMITS: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 32, "seed": 0}
 
@@ -252,6 +252,65 @@ def churn(home: Path, loads: int, say: Any) -> dict[str, Any]:
         }
 
 
+KINDS: tuple[dict[str, Any], ...] = (
+    {"target_modules": ["q_proj", "v_proj"], "r": 16},
+    {"target_modules": "all-linear", "r": 8},
+    {"target_modules": ["o_proj"], "r": 1},
+    {"target_modules": ["gate_proj", "down_proj"], "r": 12},
+    {"target_modules": ["k_proj", "up_proj"], "r": 3, "use_rslora": True},
+    {"target_modules": ["q_proj", "k_proj", "v_proj"], "r": 4, "rank_pattern": {"k_proj": 10}},
+    {"target_modules": ["up_proj", "down_proj"], "r": 5, "layers_to_transform": [0, 7, 29]},
+    {"target_modules": r".*(q_proj|o_proj)", "r": 6, "alpha_pattern": {"o_proj": 3}},
+)
+"""Of the logits part: different ranks, targets and scales."""
+
+
+def logits(home: Path, say: Any) -> dict[str, Any]:
+    """Eight adapters that PEFT made and the bare model in one mixed batch, in float32, against PEFT's merged models."""
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from train_adapters import base_model
+
+    base = base_model()[0].eval()
+    prompt = prompts(1, 24, seed=2)[0]
+    expected = []
+    with torch.inference_mode():
+        expected.append(base(torch.tensor([prompt])).logits[0])
+    for index, kind in enumerate(KINDS):
+        config = LoraConfig(lora_alpha=2 * kind["r"], task_type="CAUSAL_LM", **kind)
+        model = get_peft_model(base, config)
+        generator = torch.Generator().manual_seed(index)
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.02
+        model.save_pretrained(home / f"l{index}")
+        with torch.inference_mode():
+            model.merge_adapter()
+            expected.append(model(input_ids=torch.tensor([prompt])).logits[0])
+            model.unmerge_adapter()
+        base = model.unload()
+        say(f"adapter {index}: moves logits by up to {float((expected[-1] - expected[0]).abs().max()):.2f}")
+    worst = {}
+    for kernels in ("native", "torch"):
+        with bench(say, max_loras=8, dtype="float32", kernels=kernels, max_num_batched_tokens=64) as one:
+            loads = [None, *(one.load(home / f"l{index}")[0] for index in range(len(KINDS)))]
+            sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, prompt_logprobs=20, logprobs=20)
+            for index, load_id in enumerate(loads, start=1):
+                one.engine.add([EngineRequest(index, tuple(prompt), sampling, adapter=load_id)])
+            given = one.run()
+            worst[kernels] = 0.0
+            for index, reference in enumerate(expected, start=1):
+                wanted = torch.log_softmax(reference, -1)
+                entries = [entry for output in given[index] for entry in output.prompt_logprobs][1:]
+                entries += [entry for output in given[index] for entry in output.logprobs]
+                for position, entry in enumerate(entries):
+                    for token, value in entry.top:
+                        worst[kernels] = max(worst[kernels], abs(value - float(wanted[position, token])))
+        say(f"{kernels}: the largest difference of a log-probability is {worst[kernels]:.2e}")
+    return {"adapters": len(KINDS), "positions": len(prompt), "largest_difference": worst}
+
+
 def _tokens(outputs: Sequence[TokenOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
@@ -295,6 +354,8 @@ def main() -> int:
             found["zipf"] = zipf(home, given.requests, given.exponent, say)
         if given.part in ("all", "churn"):
             found["churn"] = churn(home, given.loads, say)
+        if given.part in ("all", "logits"):
+            found["logits"] = logits(home, say)
     print(json.dumps(found) if given.json else json.dumps(found, indent=1))
     return 0
 
