@@ -12,7 +12,7 @@ from support.tiny_files import embedded_model
 
 def test_the_demo_answers_all_questions_and_leaves_no_process(tmp_path):
     for seed, name in enumerate(("one", "two")):
-        write_adapter(tmp_path / name, embedded_model().shape, rank=4, seed=seed, size=0.1)
+        write_adapter(tmp_path / name, embedded_model().shape, rank=4, seed=seed, size=0.5)
     done = subprocess.run(
         [sys.executable, "-m", "foliolm", "demo", "--json", "--max-tokens", "4", "--adapters", str(tmp_path)],
         capture_output=True,
