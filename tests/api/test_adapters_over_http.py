@@ -1,9 +1,11 @@
 """Adapters as clients see them: chosen by name, loaded and unloaded under traffic, refused with both numbers."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 import torch
 from server_process import ServerProcess
@@ -188,3 +190,22 @@ def test_more_adapters_than_host_memory_and_slots_hold(server, home, says):
     assert f'foliolm:lora_requests_info{{engine="0",{labels}}}' in text
     for name in ("c", "d", "e"):
         assert unload(server, name).status_code == 200
+
+
+def test_an_engine_that_starts_again_has_the_adapters_that_are_offered(server, home, says):
+    """One of the start was unloaded, another one loaded since: the fresh engine is brought to the same."""
+    assert load(server, "x", home / "d").status_code == 200
+    assert unload(server, "b").status_code == 200
+    (engine,) = [child for child in psutil.Process(server.process.pid).children() if "process" in child.cmdline()[2]]
+    engine.kill()
+    server.until("engine_restarts_total", 1)
+    deadline = time.monotonic() + 60
+    while (answer := server.http.post("/v1/completions", json=body("x"))).status_code != 200:
+        assert time.monotonic() < deadline, answer.text
+        time.sleep(0.05)
+    assert answer.json()["choices"][0]["text"] == says("d")
+    assert ask(server, "a") == says("a")
+    assert server.http.post("/v1/completions", json=body("b")).status_code == 404
+    assert unload(server, "x").status_code == 200
+    assert load(server, "b", home / "b").status_code == 200
+    assert ask(server, "b") == says("b")
