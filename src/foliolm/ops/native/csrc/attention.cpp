@@ -242,6 +242,12 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
     items_.clear(), merges_.clear();
     int64_t parts = 0;
     int64_t queries = std::max<int64_t>(1, TILE / shared_);
+    // Heads lie side by side in memory: a thread that takes all of a token's reads it once, in order. Where there is less
+    // to hand out than that, heads are work items of their own. A head's result is the same either way.
+    int64_t singles = 0;
+    for (int64_t row = 0; row < step.num_rows; row++)
+        if (step.starts[row + 1] - step.starts[row] == 1) singles += (step.used[row] + SPLIT - 1) / SPLIT;
+    int64_t together = singles >= 3 * step.threads ? kv_heads : 1;
     for (int64_t row = 0; row < step.num_rows; row++) {
         int64_t count = step.starts[row + 1] - step.starts[row], context = step.used[row] - count;
         auto lowest = [&](int64_t query) {
@@ -250,31 +256,33 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
         if (count == 1) {
             int64_t low = lowest(0), length = step.used[row] - low;
             int64_t splits = (length + SPLIT - 1) / SPLIT;
-            for (int64_t head = 0; head < kv_heads; head++) {
-                if (splits > 1) merges_.push_back({int32_t(step.starts[row]), int32_t(head), int32_t(parts), int32_t(splits)});
-                for (int64_t s = 0; s < splits; s++)
-                    items_.push_back({int32_t(row), int32_t(head), 0, 1, int32_t(low + s * SPLIT),
-                                      int32_t(std::min(low + (s + 1) * SPLIT, step.used[row] + int64_t(0))),
-                                      splits > 1 ? int32_t(parts++) : -1});
+            for (int64_t head = 0; head < kv_heads; head += together) {
+                int64_t first_part = splits > 1 ? parts : -1;
+                for (int64_t h = head; h < head + together && splits > 1; h++, parts += splits)
+                    merges_.push_back({int32_t(step.starts[row]), int32_t(h), int32_t(parts), int32_t(splits)});
+                for (int64_t i = 0; i < splits; i++)
+                    items_.push_back({int32_t(row), int32_t(head), int32_t(together), 0, 1, int32_t(low + i * SPLIT),
+                                      int32_t(std::min(low + (i + 1) * SPLIT, step.used[row] + int64_t(0))),
+                                      splits > 1 ? int32_t(first_part + i) : -1, int32_t(splits)});
             }
             continue;
         }
         for (int64_t first = 0; first < count; first += queries) {
             int64_t here = std::min(queries, count - first);
             for (int64_t head = 0; head < kv_heads; head++)
-                items_.push_back({int32_t(row), int32_t(head), int32_t(first), int32_t(here),
-                                  int32_t(lowest(first)), int32_t(context + first + here), -1});
+                items_.push_back({int32_t(row), int32_t(head), 1, int32_t(first), int32_t(here),
+                                  int32_t(lowest(first)), int32_t(context + first + here), -1, 0});
         }
     }
     // The longest first: what is left at the end is then small.
     auto cost = [this](const Item& item) {
-        return int64_t(item.count == 1 ? 2 : item.count) * (item.end - item.begin);
+        return int64_t(item.count == 1 ? 2 * item.heads : item.count) * (item.end - item.begin);
     };
     std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
     if (int64_t size = parts * shared_ * (padded_ + 2); int64_t(partial_.size()) < size) partial_.resize(size_t(size));
     if (int64_t(scratch_.size()) < step.threads) scratch_.resize(size_t(step.threads));
     for (auto& s : scratch_) {
-        int64_t rows = std::max(TILE, shared_);
+        int64_t rows = std::max(TILE, heads);
         auto grow = [](std::vector<float>& v, int64_t size) {
             if (int64_t(v.size()) < size) v.resize(size_t(size));
         };
@@ -298,64 +306,83 @@ void AttentionPlan::gather(const Item& item, const Pages& pages, int64_t begin, 
 }
 
 void AttentionPlan::single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
-    int64_t token = step_->starts[item.row], rows = shared_;
-    const float* from = q + token * ldq + item.head * shared_ * dim_;
+    int64_t rows = item.heads * shared_;
+    const float* from = q + step_->starts[item.row] * ldq + item.head * shared_ * dim_;
     float factor = 1.0f / std::sqrt(float(dim_));
     for (int64_t i = 0; i < rows * dim_; i++) s.q[size_t(i)] = from[i] * factor;
     std::fill_n(s.top.begin(), rows, NOTHING);
     std::fill_n(s.sum.begin(), rows, 0.0f);
     std::fill_n(s.out.begin(), rows * padded_, 0.0f);
-    const uint8_t *keys[UNIT], *values[UNIT];
-    bool scaled = pages.format == FOLIO_KV_I8;
-    for (int64_t begin = item.begin; begin < item.end; begin += UNIT) {
-        int64_t count = std::min<int64_t>(UNIT, item.end - begin);
-        gather(item, pages, begin, count, keys, values);
-        with_format(pages.format, [&]<class K>(K) {
-            int64_t r = 0;
-            for (; r + 3 <= rows; r += 3)
-                dots_of_rows<K, 3>(s.q.data() + r * dim_, dim_, keys, count, s.scores.data() + r * UNIT);
-            for (; r + 2 <= rows; r += 2)
-                dots_of_rows<K, 2>(s.q.data() + r * dim_, dim_, keys, count, s.scores.data() + r * UNIT);
-            for (; r < rows; r++)
-                dots_of_rows<K, 1>(s.q.data() + r * dim_, dim_, keys, count, s.scores.data() + r * UNIT);
-        });
-        if (scaled) {
-            float scales[UNIT];
-            for (int64_t t = 0; t < count; t++) scales[t] = scale_of(keys[t], dim_);
-            for (int64_t r = 0; r < rows; r++)
-                for (int64_t t = 0; t < count; t++) s.scores[size_t(r * UNIT + t)] *= scales[t];
+    // A single query does little with a key: while one unit is computed, the next one's keys and values are on their way.
+    const uint8_t *keys[2][UNIT], *values[2][UNIT], *own_keys[UNIT], *own_values[UNIT];
+    int64_t bytes = pages.row_bytes(), span = item.heads * bytes;
+    auto count_at = [&](int64_t begin) { return std::min<int64_t>(UNIT, item.end - begin); };
+    int at = 0;
+    gather(item, pages, item.begin, count_at(item.begin), keys[0], values[0]);
+    for (int64_t begin = item.begin; begin < item.end; begin += UNIT, at ^= 1) {
+        int64_t count = count_at(begin);
+        if (int64_t next = begin + UNIT; next < item.end) {
+            gather(item, pages, next, count_at(next), keys[at ^ 1], values[at ^ 1]);
+            for (int64_t t = 0; t < count_at(next); t++)
+                for (int64_t byte = 0; byte < span; byte += 64) {
+                    __builtin_prefetch(keys[at ^ 1][t] + byte);
+                    __builtin_prefetch(values[at ^ 1][t] + byte);
+                }
         }
-        for (int64_t r = 0; r < rows; r++)
-            soften(s.scores.data() + r * UNIT, count, s.top[size_t(r)], s.sum[size_t(r)], s.out.data() + r * padded_, dim_);
-        if (scaled) {
-            float scales[UNIT];
-            for (int64_t t = 0; t < count; t++) scales[t] = scale_of(values[t], dim_);
-            for (int64_t r = 0; r < rows; r++)
-                for (int64_t t = 0; t < count; t++) s.scores[size_t(r * UNIT + t)] *= scales[t];
+        for (int64_t head = 0; head < item.heads; head++) {
+            for (int64_t t = 0; t < count; t++) {
+                own_keys[t] = keys[at][t] + head * bytes;
+                own_values[t] = values[at][t] + head * bytes;
+            }
+            with_format(pages.format, [&]<class K>(K) {
+                single_unit<K>(pages, own_keys, own_values, count, head * shared_, s);
+            });
         }
-        with_format(pages.format, [&]<class V>(V) {
-            int64_t r = 0;
-            for (; r + 3 <= rows; r += 3)
-                sums_of_rows<V, 3>(s.scores.data() + r * UNIT, values, count, dim_, s.out.data() + r * padded_, padded_);
-            for (; r + 2 <= rows; r += 2)
-                sums_of_rows<V, 2>(s.scores.data() + r * UNIT, values, count, dim_, s.out.data() + r * padded_, padded_);
-            for (; r < rows; r++)
-                sums_of_rows<V, 1>(s.scores.data() + r * UNIT, values, count, dim_, s.out.data() + r * padded_, padded_);
-        });
     }
-    if (item.part >= 0) {
-        float* to = partial_.data() + item.part * shared_ * (padded_ + 2);
-        for (int64_t r = 0; r < rows; r++, to += padded_ + 2) {
-            std::memcpy(to, s.out.data() + r * padded_, size_t(dim_) * 4);
-            to[padded_] = s.top[size_t(r)];
-            to[padded_ + 1] = s.sum[size_t(r)];
+    single_end(item, out, s);
+}
+
+// Queries first … first + shared of a row, all of one KV head, with `count` of its keys and values.
+template <class K>
+void AttentionPlan::single_unit(const Pages& pages, const uint8_t* const* keys, const uint8_t* const* values, int64_t count,
+                                int64_t first, Scratch& s) const {
+    int64_t r = 0, rows = shared_;
+    const float* q = s.q.data() + first * dim_;
+    float *scores = s.scores.data(), *out = s.out.data() + first * padded_, scales[UNIT];
+    auto times_scales = [&](const uint8_t* const* of) {
+        for (int64_t t = 0; t < count; t++) scales[t] = scale_of(of[t], dim_);
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t t = 0; t < count; t++) scores[i * UNIT + t] *= scales[t];
+    };
+    for (; r + 3 <= rows; r += 3) dots_of_rows<K, 3>(q + r * dim_, dim_, keys, count, scores + r * UNIT);
+    for (; r + 2 <= rows; r += 2) dots_of_rows<K, 2>(q + r * dim_, dim_, keys, count, scores + r * UNIT);
+    for (; r < rows; r++) dots_of_rows<K, 1>(q + r * dim_, dim_, keys, count, scores + r * UNIT);
+    if (pages.format == FOLIO_KV_I8) times_scales(keys);
+    for (r = 0; r < rows; r++)
+        soften(scores + r * UNIT, count, s.top[size_t(first + r)], s.sum[size_t(first + r)], out + r * padded_, dim_);
+    if (pages.format == FOLIO_KV_I8) times_scales(values);
+    for (r = 0; r + 3 <= rows; r += 3)
+        sums_of_rows<K, 3>(scores + r * UNIT, values, count, dim_, out + r * padded_, padded_);
+    for (; r + 2 <= rows; r += 2)
+        sums_of_rows<K, 2>(scores + r * UNIT, values, count, dim_, out + r * padded_, padded_);
+    for (; r < rows; r++) sums_of_rows<K, 1>(scores + r * UNIT, values, count, dim_, out + r * padded_, padded_);
+}
+
+// A finished item's results, or a split's for the merge.
+void AttentionPlan::single_end(const Item& item, float* out, const Scratch& s) {
+    for (int64_t r = 0; r < item.heads * shared_; r++) {
+        const float* from = s.out.data() + r * padded_;
+        float top = s.top[size_t(r)], sum = s.sum[size_t(r)];
+        if (item.part >= 0) {
+            int64_t part = item.part + r / shared_ * item.splits;
+            float* to = partial_.data() + (part * shared_ + r % shared_) * (padded_ + 2);
+            std::memcpy(to, from, size_t(dim_) * 4);
+            to[padded_] = top, to[padded_ + 1] = sum;
+            continue;
         }
-        return;
-    }
-    for (int64_t r = 0; r < rows; r++) {
-        float* to = out + token * heads_ * dim_ + (item.head * shared_ + r) * dim_;
-        float inverse = 1.0f / s.sum[size_t(r)];
-        for (int64_t i = 0; i < dim_; i++) to[i] = s.out[size_t(r * padded_ + i)] * inverse;
+        float* to = out + step_->starts[item.row] * heads_ * dim_ + (item.head * shared_ + r) * dim_;
+        float inverse = 1.0f / sum;
+        for (int64_t i = 0; i < dim_; i++) to[i] = from[i] * inverse;
     }
 }
 

@@ -35,8 +35,10 @@ public:
 
 private:
     struct Item {
-        int32_t row, head, first, count;  // queries first … first + count of the row
-        int32_t begin, end, part;         // keys; part: which split, or −1
+        int32_t row, head, heads;    // KV heads head … head + heads
+        int32_t first, count;        // queries first … first + count of the row
+        int32_t begin, end;          // keys
+        int32_t part, splits;        // the first head's place among split results, or −1, and how far the next one's is
     };
     struct Merge {
         int32_t token, head, part, parts;
@@ -49,6 +51,10 @@ private:
     void tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
     void gather(const Item& item, const Pages& pages, int64_t begin, int64_t count, const uint8_t** keys,
                 const uint8_t** values) const;
+    template <class K>
+    void single_unit(const Pages& pages, const uint8_t* const* keys, const uint8_t* const* values, int64_t count,
+                     int64_t first, Scratch& s) const;
+    void single_end(const Item& item, float* out, const Scratch& s);
 
     const FolioStep* step_ = nullptr;
     const FolioGroup* group_ = nullptr;

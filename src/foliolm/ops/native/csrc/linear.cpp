@@ -11,8 +11,8 @@ namespace {
 
 // Bytes ahead of a product in its weights: what memory answers late is asked for early, into the next panel too.
 constexpr int64_t AHEAD = 4096;
-// Rows up to which 4-bit weights are multiplied as they are.
-constexpr int64_t FEW = 16;
+// Rows up to which 4-bit weights are multiplied as they are stored.
+constexpr int64_t FEW = 12;
 
 template <int R>
 struct Tile {
@@ -135,27 +135,62 @@ void nibbles(const int16_t* x, int64_t ldx, const float* scale, const float* sum
     write(acc, out, ldo);
 }
 
-// A panel of 4-bit weights as floats [groups · 32][16]: for many rows that costs less than to unpack it for each few.
-template <bool MINIMA>
-void expand(const uint8_t* w, int64_t groups, float* out) {
+// A panel of 4-bit weights as 16-bit integers, in the order in which `nibbles` takes them out: for more than a few rows
+// that costs less than to do it for each few.
+void expand(const uint8_t* w, int64_t head, int64_t groups, int16_t* out) {
+    for (int64_t b = 0; b < groups; b++, w += head + 256)
+        for (int t = 0; t < 4; t++)
+            for (int v = 0; v < NV; v++) {
+                vi all = iload(w + head + t * 64 + v * 4 * LANES);
+                int16_t* to = out + ((b * 16 + t * 4) * NV + v) * 2 * LANES;
+                istore(to, inibbles<0>(all));
+                istore(to + 2 * PANEL, inibbles<2>(all));
+                istore(to + 4 * PANEL, inibbles<1>(all));
+                istore(to + 6 * PANEL, inibbles<3>(all));
+            }
+}
+
+// `nibbles` with the panel's weights expanded; scales and minima are read where they are stored.
+template <int R, bool MINIMA>
+void shorts(const int16_t* x, int64_t ldx, const float* scale, const float* sum, int64_t groups, const uint8_t* w,
+            const int16_t* q, float* out, int64_t ldo) {
     constexpr int64_t HEAD = MINIMA ? 64 : 32;
-    for (int64_t b = 0; b < groups; b++, w += HEAD + 256, out += GROUP * PANEL)
+    Tile<R> acc;
+    clear(acc);
+    for (int64_t b = 0; b < groups; b++, w += HEAD + 256, x += GROUP) {
+        vi dots[R][NV];
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++)
+            FOLIO_UNROLL
+            for (int v = 0; v < NV; v++) dots[r][v] = izero();
+        FOLIO_UNROLL
+        for (int t = 0; t < 16; t++, q += 2 * PANEL) {
+            vi part[NV];
+            FOLIO_UNROLL
+            for (int v = 0; v < NV; v++) part[v] = iload(q + v * 2 * LANES);
+            FOLIO_UNROLL
+            for (int r = 0; r < R; r++) {
+                vi pair = ispread4(x + r * ldx + t / 4 * 4 + t % 4 / 2 * 16 + t % 2 * 2);
+                FOLIO_UNROLL
+                for (int v = 0; v < NV; v++) dots[r][v] = dot2(dots[r][v], part[v], pair);
+            }
+        }
+        FOLIO_UNROLL
         for (int v = 0; v < NV; v++) {
             vf d = vload_f16(reinterpret_cast<const uint16_t*>(w) + v * LANES);
             vf m = MINIMA ? vload_f16(reinterpret_cast<const uint16_t*>(w) + PANEL + v * LANES) : vmul(d, vset(-8.0f));
-            for (int t = 0; t < 4; t++) {
-                vi all = iload(w + HEAD + t * 64 + v * 4 * LANES);
-                float *low = out + 4 * t * PANEL + v * LANES, *high = low + 16 * PANEL;
-                vstore(low, vfma(inibble<0>(all), d, m));
-                vstore(low + PANEL, vfma(inibble<2>(all), d, m));
-                vstore(low + 2 * PANEL, vfma(inibble<4>(all), d, m));
-                vstore(low + 3 * PANEL, vfma(inibble<6>(all), d, m));
-                vstore(high, vfma(inibble<1>(all), d, m));
-                vstore(high + PANEL, vfma(inibble<3>(all), d, m));
-                vstore(high + 2 * PANEL, vfma(inibble<5>(all), d, m));
-                vstore(high + 3 * PANEL, vfma(inibble<7>(all), d, m));
+            FOLIO_UNROLL
+            for (int r = 0; r < R; r++) {
+                acc.v[r][v] = vfma(ifloat(dots[r][v]), d, acc.v[r][v]);
+                acc.v[r][v] = vfma(m, vset(sum[r * groups + b]), acc.v[r][v]);
             }
         }
+    }
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++)
+        FOLIO_UNROLL
+        for (int v = 0; v < NV; v++) acc.v[r][v] = vmul(acc.v[r][v], vset(scale[r]));
+    write(acc, out, ldo);
 }
 
 // 8-bit weights in blocks of 32 with a scale each, 16-bit activations.
@@ -283,28 +318,38 @@ inline void with_rows(int64_t rows, F&& f) {
 
 bool has_nibbles(const FolioWeight& weight) { return weight.format == FOLIO_Q4_0 || weight.format == FOLIO_Q4_1; }
 
-void panel_tile(const FolioWeight& weight, const float* floats_of_panel, int64_t panel, const Activations& x, int64_t first,
+int64_t panel_head(const FolioWeight& weight) { return weight.format == FOLIO_Q4_0 ? 32 : 64; }
+
+template <int R>
+void expanded_rows(const FolioWeight& weight, const int16_t* expanded, int64_t panel, const Activations& x, int64_t first,
+                   float* out) {
+    int64_t groups = x.groups;
+    const int16_t* from = x.pairs.data() + first * x.padded;
+    const float *scale = x.pairs_scale.data() + first, *sum = x.pairs_sum.data() + first * groups;
+    const uint8_t* stored = weight.data + panel * groups * (panel_head(weight) + 256);
+    if (weight.format == FOLIO_Q4_0)
+        shorts<R, false>(from, x.padded, scale, sum, groups, stored, expanded, out, PANEL);
+    else
+        shorts<R, true>(from, x.padded, scale, sum, groups, stored, expanded, out, PANEL);
+}
+
+void panel_tile(const FolioWeight& weight, const int16_t* expanded, int64_t panel, const Activations& x, int64_t first,
                 int64_t rows, float* out) {
-    if (floats_of_panel)
-        small_product(x.f32.data() + first * x.k, x.k, floats_of_panel, PANEL, x.k, rows, out, PANEL, false);
+    if (expanded)
+        with_rows<ROWS>(rows, [&]<int R>() { expanded_rows<R>(weight, expanded, panel, x, first, out); });
     else if (has_nibbles(weight))
         with_rows<ROWS4>(rows, [&]<int R>() { nibble_rows<R>(weight, panel, x, first, out); });
     else
         with_rows<ROWS>(rows, [&]<int R>() { panel_rows<R>(weight, panel, x, first, out); });
 }
 
-int64_t tile_rows(const FolioWeight& weight, const Activations& x) {
-    return weight.format >= FOLIO_Q4_0 && x.forms.pairs ? ROWS4 : ROWS;
-}
-
-// Where 4-bit weights are multiplied as floats: their panel's, in a thread's own memory; else null.
-const float* expanded(const FolioWeight& weight, int64_t panel, const Activations& x, std::vector<float>& memory) {
-    if (!has_nibbles(weight) || x.forms.pairs) return nullptr;
+// Where 4-bit weights are expanded: their panel's, in a thread's own memory; else null.
+const int16_t* expanded(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t rows,
+                        std::vector<int16_t>& memory) {
+    if (!has_nibbles(weight) || rows <= FEW) return nullptr;
     if (int64_t size = x.padded * PANEL; int64_t(memory.size()) < size) memory.resize(size_t(size));
-    if (weight.format == FOLIO_Q4_0)
-        expand<false>(weight.data + panel * x.groups * (32 + 256), x.groups, memory.data());
-    else
-        expand<true>(weight.data + panel * x.groups * (64 + 256), x.groups, memory.data());
+    int64_t head = panel_head(weight);
+    expand(weight.data + panel * x.groups * (head + 256), head, x.groups, memory.data());
     return memory.data();
 }
 
@@ -344,7 +389,6 @@ void Activations::shape(const FolioLinear& linear, int64_t rows, bool floats) {
     groups = (k + GROUP - 1) / GROUP;
     padded = groups * GROUP;
     forms = forms_of(linear);
-    if (forms.pairs && rows > FEW) forms.pairs = false, forms.f32 = true;
     if (floats) forms.f32 = true;
     auto grow = [](auto& vector, int64_t size) {
         if (int64_t(vector.size()) < size) vector.resize(size_t(size));
@@ -410,7 +454,7 @@ void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t
     // a few panels at a time, so that both stay in its cache.
     int64_t chunk = rows <= 16 ? std::max<int64_t>(1, total / (team.size() * 6)) : 2;
     constexpr int64_t BLOCK = 240;
-    thread_local std::vector<float> memory[2];
+    thread_local std::vector<int16_t> memory[2];
     alignas(64) float tile[2][ROWS * PANEL];
     int64_t begin, end;
     while (team.take(total, chunk, begin, end)) {
@@ -426,16 +470,16 @@ void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t
                 const FolioWeight& weight = linear.parts[part];
                 int64_t width = std::min<int64_t>(PANEL, weight.n - panel * PANEL);
                 column += panel * PANEL;
-                int64_t step = tile_rows(weight, x);
-                const float* own = expanded(weight, panel, x, memory[0]);
-                const float* own_up = into == Into::silu_mul ? expanded(linear.parts[1], panel, x, memory[1]) : nullptr;
+                int64_t step = has_nibbles(weight) && rows <= FEW ? ROWS4 : ROWS;
+                const int16_t* own = expanded(weight, panel, x, rows, memory[0]);
+                const int16_t* own_up = into == Into::silu_mul ? expanded(linear.parts[1], panel, x, rows, memory[1]) : nullptr;
                 for (int64_t row = block; row < stop; row += step) {
                     int64_t count = std::min(step, stop - row);
                     panel_tile(weight, own, panel, x, row, count, tile[0]);
                     if (lora.rows) lora.rows->expand(lora.index, part, panel, row, count, tile[0]);
                     const float* bias = linear.bias ? linear.bias + column : nullptr;
                     if (into == Into::silu_mul) {
-                        int64_t few = tile_rows(linear.parts[1], x);
+                        int64_t few = has_nibbles(linear.parts[1]) && rows <= FEW ? ROWS4 : ROWS;
                         for (int64_t r = 0; r < count; r += few)
                             panel_tile(linear.parts[1], own_up, panel, x, row + r, std::min<int64_t>(few, count - r),
                                        tile[1] + r * PANEL);

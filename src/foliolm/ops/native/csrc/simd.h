@@ -115,6 +115,7 @@ inline vf vpow2(vf n) {  // 2^n for whole n
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
 inline vi iload(const void* p) { return _mm512_loadu_si512(p); }
+inline void istore(void* p, vi a) { _mm512_storeu_si512(p, a); }
 inline vi izero() { return _mm512_setzero_si512(); }
 inline vi ispread4(const void* p) {
     int32_t four;
@@ -130,11 +131,6 @@ inline vf ifloat(vi a) { return _mm512_cvtepi32_ps(a); }
 template <int N>
 inline vi inibbles(vi a) {
     return _mm512_and_si512(_mm512_srli_epi32(a, 4 * N), _mm512_set1_epi32(0x000f000f));
-}
-// The n-th nibble of each 32 bits.
-template <int N>
-inline vf inibble(vi a) {
-    return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(a, 4 * N), _mm512_set1_epi32(15)));
 }
 
 #elif defined(FOLIO_AVX2)
@@ -188,6 +184,7 @@ inline vf vpow2(vf n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 inline vi iload(const void* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline void istore(void* p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
 inline vi izero() { return _mm256_setzero_si256(); }
 inline vi ispread4(const void* p) {
     int32_t four;
@@ -207,11 +204,6 @@ inline vf ifloat(vi a) { return _mm256_cvtepi32_ps(a); }
 template <int N>
 inline vi inibbles(vi a) {
     return _mm256_and_si256(_mm256_srli_epi32(a, 4 * N), _mm256_set1_epi32(0x000f000f));
-}
-// The n-th nibble of each 32 bits.
-template <int N>
-inline vf inibble(vi a) {
-    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(a, 4 * N), _mm256_set1_epi32(15)));
 }
 
 #else
@@ -263,6 +255,7 @@ inline vi iload(const void* p) {
     std::memcpy(&a, p, 16);
     return a;
 }
+inline void istore(void* p, vi a) { std::memcpy(p, &a, 16); }
 inline vi izero() { return vi{0, 0, 0, 0}; }
 inline vi ispread4(const void* p) {
     int32_t four;
@@ -283,10 +276,6 @@ inline vf ifloat(vi a) { return __builtin_convertvector(a, vf); }
 template <int N>
 inline vi inibbles(vi a) {
     return (a >> 4 * N) & 0x000f000f;
-}
-template <int N>
-inline vf inibble(vi a) {
-    return ifloat((a >> 4 * N) & 15);
 }
 
 #endif
