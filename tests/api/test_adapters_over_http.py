@@ -143,23 +143,30 @@ def test_what_was_replaced_under_its_name_is_never_met_again(server, home, says)
     assert unload(server, "x").json()["unloaded"] is True
 
 
-def test_a_stream_keeps_the_adapter_that_it_began_with(server, home, says):
+def stream_while_its_adapter_goes(server, home, says) -> int:
+    """Stream from an adapter, replace it at the first token; returns how many requests used it then: this or none."""
     assert load(server, "x", home / "c").status_code == 200
-    text, told = "", False
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body("x", 200, stream=True), timeout=60) as stream:
+    text, in_use = "", None
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body("x", 380, stream=True), timeout=300) as stream:
         for line in stream.iter_lines():
             if not line.startswith("data: {"):
                 continue
             text += json.loads(line[6:])["choices"][0]["text"]
-            if not told:
-                told = True
+            if in_use is None:
                 answer = unload(server, "x")
-                assert answer.status_code == 200 and answer.json()["requests_in_use"] == 1
+                assert answer.status_code == 200
+                in_use = answer.json()["requests_in_use"]
                 assert unload(server, "x").status_code == 404
                 assert load(server, "x", home / "e").status_code == 200
                 assert ask(server, "x") == says("e")
-    assert text == says("c", 200)
+    assert text == says("c", 380)
     assert unload(server, "x").status_code == 200
+    return in_use
+
+
+def test_a_stream_keeps_the_adapter_that_it_began_with(server, home, says):
+    # On a busy machine a stream's tokens may all be there before its client has read the first.
+    assert any(stream_while_its_adapter_goes(server, home, says) == 1 for _ in range(10))
 
 
 def test_loads_of_one_name_at_once_make_one(server, home):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -67,7 +68,7 @@ class Adapters:
         self._by_name: dict[str, Adapter] = {}
         self._hidden: set[int] = set()
         self._numbers = itertools.count(1)
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # gone with the last who waits
         self._tasks: set[asyncio.Task[None]] = set()
         for name, path in from_start:
             self._by_name[name] = Adapter(next(self._numbers), name, path, from_start=True)
@@ -160,7 +161,6 @@ class Adapters:
     def _lock(self, name: str) -> asyncio.Lock:
         lock = self._locks.get(name)
         if lock is None:
-            self._locks = {each: held for each, held in self._locks.items() if held.locked()}
             lock = self._locks[name] = asyncio.Lock()
         return lock
 
