@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from foliolm import LLM, AsyncLLM, LoRARequest, SamplingParams
-from foliolm.core.errors import ConfigError, RequestError
+from foliolm.core.errors import ConfigError, EngineDeadError, RequestError
 from support.adapters import merged, write_adapter
 from support.same_tokens import assert_same_tokens
 from support.tiny_files import save_folder
@@ -69,6 +69,27 @@ def test_one_for_all_or_one_a_prompt(base, home):
             check(base, home, output, name)
         assert llm.engine.check_invariants() == []
         assert len(llm.engine.adapters.held) == 2
+
+
+def test_adapters_of_requests_that_a_fault_in_planning_ended_make_room(base, home, monkeypatch):
+    lora = {name: LoRARequest(f"number {name}", int(name), str(home / name)) for name in ("1", "2", "3")}
+    with LLM(str(home / "base"), enable_lora=True, max_loras=2, max_cpu_loras=2, **SETTINGS) as llm:
+        engine = llm.engine
+        planner = type(engine.scheduler._planner)
+        plan, plans = planner.plan, []
+
+        def third_raises(self, now):
+            plans.append(now)
+            return 1 // 0 if len(plans) == 3 else plan(self, now)
+
+        monkeypatch.setattr(planner, "plan", third_raises)
+        with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+            llm.generate([PROMPT] * 2, GREEDY, lora_request=[lora["1"], lora["2"]])
+        assert [engine.scheduler.adapters.num_live(load_id) for load_id in engine.adapters.held] == [0, 0]
+        for name in ("3", "1", "2"):
+            (output,) = llm.generate(PROMPT, GREEDY, lora_request=lora[name])
+            check(base, home, output, name)
+        assert engine.check_invariants() == []
 
 
 def test_without_the_flag_and_with_wrong_flags(base, home):

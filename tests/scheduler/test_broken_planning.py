@@ -41,6 +41,24 @@ PLACES = (
 )
 
 
+TOTALS = (
+    "num_preemptions",
+    "num_steps",
+    "num_swaps",
+    "recomputed_tokens",
+    "prefix_queries",
+    "prefix_hits",
+    "host_hits",
+    "evicted_blocks",
+    "offloaded_blocks",
+    "loaded_blocks",
+    "swap_out_bytes",
+    "swap_in_bytes",
+    "copied_blocks",
+    "forked_tokens",
+)
+
+
 class BrokenError(Exception):
     """Raised where nobody expects it."""
 
@@ -136,9 +154,12 @@ def test_others_are_served(monkeypatch):
         for turn in range(45):
             if rng.random() < 0.4:
                 arrive(rng, driver, sources, trunks)
+            before = driver.scheduler.stats()
             if turn < begin:
                 driver.step()
             elif step_breaks(driver, rng.choice(faults[place]), rng.randrange(1, 3)):
+                after = driver.scheduler.stats()
+                assert all(getattr(before, name) <= getattr(after, name) for name in TOTALS), (before, after)
                 broken[place] += 1
                 lost |= set(sources) - set(driver.finished)
                 check_empty(driver)

@@ -92,7 +92,8 @@ class Engine:
         self._retiring: set[int] = set()
         self._drops: deque[tuple[int, int]] = deque()
         if adapters is not None:
-            self.adapters = AdapterBook(adapters, max_cpu_loras, scheduler.adapters.num_live)
+            # Asked anew each time: a scheduler that starts afresh counts afresh.
+            self.adapters = AdapterBook(adapters, max_cpu_loras, lambda load_id: scheduler.adapters.num_live(load_id))
             self.adapters.on_size = ledger.add_adapter
             self.adapters.on_drop = self._drop
         self.scheduler = scheduler

@@ -148,9 +148,11 @@ class Planner:
         return self._state.num_running >= self._config.max_num_seqs and not self._prompt_steps
 
     def go_on_from(self, old: Planner) -> None:
-        """Take over the count of steps of the planner before."""
+        """Take over the count of steps of the planner before, and the total of what its host tier kept."""
         self._step_id = old._step_id
         self._evicted = self._kv.evicted_blocks
+        if self._kv.host is not None:
+            self._offloaded = self._kv.host.kept_blocks = old._kv.offloaded_blocks
 
     def pass_steps(self, count: int) -> None:
         """So many steps of decodes alone were taken at once."""
