@@ -69,17 +69,18 @@ class DecoderLayer:
             if not len(rows):
                 return x[:0]
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
-        x = self.o.add_to(x, attended)
-        if lora is None:
-            return self.down.add_to(x, silu_mul(self.gate_up(rms_norm(x, self.post_norm, self.eps))))
         behind = rows is not None
-        lora.add_to(x, attended, "o", behind)
+        x = self.o.add_to(x, attended)
+        if lora is not None:
+            lora.add_to(x, attended, "o", behind)
         normed = rms_norm(x, self.post_norm, self.eps)
         gate_up = self.gate_up(normed)
-        lora.add_to(gate_up, normed, "gate_up", behind)
+        if lora is not None:
+            lora.add_to(gate_up, normed, "gate_up", behind)
         activated = silu_mul(gate_up)
         x = self.down.add_to(x, activated)
-        lora.add_to(x, activated, "down", behind)
+        if lora is not None:
+            lora.add_to(x, activated, "down", behind)
         return x
 
     def _attend(

@@ -86,6 +86,31 @@ void floats(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k, flo
     write(acc, out, ldo);
 }
 
+// A row's sum times the scale of its activations.
+template <int R>
+inline void write_scaled(Tile<R>& acc, const float* scale, float* out, int64_t ldo) {
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++)
+        FOLIO_UNROLL
+        for (int v = 0; v < NV; v++) acc.v[r][v] = vmul(acc.v[r][v], vset(scale[r]));
+    write(acc, out, ldo);
+}
+
+// A block of 4-bit weights, whose scales (and minima) begin at `w`: acc += scale · dots + minimum · sum.
+template <int R, bool MINIMA>
+inline void add_block(Tile<R>& acc, const vi (&dots)[R][NV], const uint8_t* w, const float* sum, int64_t groups) {
+    FOLIO_UNROLL
+    for (int v = 0; v < NV; v++) {
+        vf d = vload_f16(reinterpret_cast<const uint16_t*>(w) + v * LANES);
+        vf m = MINIMA ? vload_f16(reinterpret_cast<const uint16_t*>(w) + PANEL + v * LANES) : vmul(d, vset(-8.0f));
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++) {
+            acc.v[r][v] = vfma(ifloat(dots[r][v]), d, acc.v[r][v]);
+            acc.v[r][v] = vfma(m, vset(sum[r * groups]), acc.v[r][v]);
+        }
+    }
+}
+
 // 4-bit weights in blocks of 32: scale_x · Σ_blocks (scale · (q · x) + minimum · sum_x). Of each four activations the
 // second and the third have changed places: so do the nibbles when every fourth is taken.
 template <int R, bool MINIMA>
@@ -117,22 +142,9 @@ void nibbles(const int16_t* x, int64_t ldx, const float* scale, const float* sum
                     dots[r][v] = dot2(dots[r][v], odd_high, ispread4(here + 18));
                 }
             }
-        FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) {
-            vf d = vload_f16(reinterpret_cast<const uint16_t*>(w) + v * LANES);
-            vf m = MINIMA ? vload_f16(reinterpret_cast<const uint16_t*>(w) + PANEL + v * LANES) : vmul(d, vset(-8.0f));
-            FOLIO_UNROLL
-            for (int r = 0; r < R; r++) {
-                acc.v[r][v] = vfma(ifloat(dots[r][v]), d, acc.v[r][v]);
-                acc.v[r][v] = vfma(m, vset(sum[r * groups + b]), acc.v[r][v]);
-            }
-        }
+        add_block<R, MINIMA>(acc, dots, w, sum + b, groups);
     }
-    FOLIO_UNROLL
-    for (int r = 0; r < R; r++)
-        FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) acc.v[r][v] = vmul(acc.v[r][v], vset(scale[r]));
-    write(acc, out, ldo);
+    write_scaled(acc, scale, out, ldo);
 }
 
 // A panel of 4-bit weights as 16-bit integers, in the order in which `nibbles` takes them out: for more than a few rows
@@ -175,22 +187,9 @@ void shorts(const int16_t* x, int64_t ldx, const float* scale, const float* sum,
                 for (int v = 0; v < NV; v++) dots[r][v] = dot2(dots[r][v], part[v], pair);
             }
         }
-        FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) {
-            vf d = vload_f16(reinterpret_cast<const uint16_t*>(w) + v * LANES);
-            vf m = MINIMA ? vload_f16(reinterpret_cast<const uint16_t*>(w) + PANEL + v * LANES) : vmul(d, vset(-8.0f));
-            FOLIO_UNROLL
-            for (int r = 0; r < R; r++) {
-                acc.v[r][v] = vfma(ifloat(dots[r][v]), d, acc.v[r][v]);
-                acc.v[r][v] = vfma(m, vset(sum[r * groups + b]), acc.v[r][v]);
-            }
-        }
+        add_block<R, MINIMA>(acc, dots, w, sum + b, groups);
     }
-    FOLIO_UNROLL
-    for (int r = 0; r < R; r++)
-        FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) acc.v[r][v] = vmul(acc.v[r][v], vset(scale[r]));
-    write(acc, out, ldo);
+    write_scaled(acc, scale, out, ldo);
 }
 
 // 8-bit weights in blocks of 32 with a scale each, 16-bit activations.
@@ -226,11 +225,7 @@ void bytes_blocks(const int16_t* x, int64_t ldx, const float* scale, int64_t gro
             for (int r = 0; r < R; r++) acc.v[r][v] = vfma(ifloat(dots[r][v]), d, acc.v[r][v]);
         }
     }
-    FOLIO_UNROLL
-    for (int r = 0; r < R; r++)
-        FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) acc.v[r][v] = vmul(acc.v[r][v], vset(scale[r]));
-    write(acc, out, ldo);
+    write_scaled(acc, scale, out, ldo);
 }
 
 // 8-bit weights with a scale an output, 16-bit activations small enough for a sum of 32 bits over all of k.
