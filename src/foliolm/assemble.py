@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from foliolm.core.clock import MonotonicClock
 from foliolm.core.config import EngineConfig
 from foliolm.core.errors import ConfigError, RequestError
+from foliolm.core.machine import MachineLimits
 from foliolm.core.resolve import Limits, SchedulerConfig, default_budget, resolve_limits, resolve_scheduler
 from foliolm.engine.engine import Engine, EngineInfo
 from foliolm.executor.cost import CostExecutor
@@ -81,6 +82,7 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
 
     threads = _use_threads(config)
     model = _load(config, files, report)
+    machine = _machine_limits(model, report)
     rate = None if limits.max_num_batched_tokens else _prefill_rate(model, config.block_size)
     memory = _size_pool(config, limits, model, rate)
     num_host_blocks, host_line = size_host_pool(memory, config.swap_space)
@@ -121,8 +123,9 @@ def build_engine(config: EngineConfig, engine_index: int = 0, report: Callable[[
             *limits.reasons,
             *reasons,
         ),
+        limits=machine,
     )
-    books = Books(cost, cost_source, engine_index, config.ledger, config.itl_target_ms)
+    books = Books(cost, cost_source, engine_index, config.ledger, config.itl_target_ms, limits=machine)
     engine = _compose(
         settings,
         executor.kv.specs,
@@ -154,6 +157,7 @@ class Books:
         ledger: a folder for JSON lines, or None.
         itl_target_ms: see ``EngineConfig``.
         timelines: see ``Ledger``.
+        limits: how fast the machine reads and multiplies; None: as fast as the step cost's device.
     """
 
     cost: StepCost
@@ -162,6 +166,7 @@ class Books:
     ledger: str | None = None
     itl_target_ms: float | None = None
     timelines: bool = True
+    limits: MachineLimits | None = None
 
 
 def virtual_scheduler(
@@ -282,6 +287,7 @@ def _compose(
         journal=journal,
         block_size=settings.block_size,
         timelines=books.timelines,
+        limits=books.limits or _described_limits(books.cost),
     )
     if journal is not None:
         started = clock.now()
@@ -298,6 +304,7 @@ def _compose(
             depth=depth,
             version=__version__,
             itl_target_ms=books.itl_target_ms,
+            limits=ledger.limits,
         )
     chunks = None
     if books.itl_target_ms is not None:
@@ -344,6 +351,20 @@ def _predictor(
     if len(samples) < 10:
         return prior, "default"
     return calibrate(prior, samples, hold_out=False).cost, "startup"
+
+
+def _machine_limits(model: Model, report: Callable[[str], None]) -> MachineLimits:
+    """What the machine can do, for the books; measured before the KV pool takes what memory there is."""
+    from foliolm.executor.torch.measured import measure_limits
+
+    found = measure_limits(model)
+    report(found.describe())
+    return found
+
+
+def _described_limits(cost: StepCost) -> MachineLimits:
+    """The same of a device that is only described."""
+    return MachineLimits(cost.bandwidth, cost.flops, cost.model.compute, "as the step cost's device is described")
 
 
 def _use_threads(config: EngineConfig) -> int:

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foliolm.core.errors import ConfigError
+from foliolm.executor.torch.measured import measure_limits
+from foliolm.model.native_loader import load_native
 from foliolm.model.native_lora import NativeLora
 from foliolm.ops.lora import LoraRows
 from foliolm.ops.native import abi, build, library
@@ -233,3 +235,15 @@ def test_sizes_are_the_models_own(native):
     assert model.shape == shape_of(theirs, "qwen3")
     matrices = sum(p.numel() for name, p in theirs.named_parameters() if p.dim() == 2)
     assert model.weight_bytes >= 4 * matrices
+
+
+def test_the_machines_limits_are_measured_through_the_models_own_kernels(native):
+    oracle = reference("llama")
+    model = load_native(native, shape_of(oracle, "llama"), oracle.state_dict().items(), weights="int8")
+    found = measure_limits(model)
+    assert found.compute == f"{native.name} kernels, i8 weights"
+    assert found == measure_limits(model), "a process measures once"
+    assert 1e8 < found.read_bytes_per_s < 1e13
+    assert 1e8 < found.flops_per_s < 1e14
+    plain = measure_limits(ours(oracle, "llama"))
+    assert plain.compute == "PyTorch on cpu, float32"

@@ -117,6 +117,8 @@ def run_server(
     tracer = None if endpoint is None else Tracer(endpoint, names[0])
     try:
         started = start_engine(config, files, report, metrics, supervision, factory)
+        if started.info.limits is not None:
+            metrics.observe_limits(0, started.info.limits)
         adapters = Adapters(started.client, config.lora_paths, config.enable_lora, started.model.names)
 
         def restarted(engine: int) -> None:

@@ -65,7 +65,8 @@ def calibrate(
 
 
 def _from_ledger(folder: Path, engine: int | None) -> tuple[StepCost, list[Sample], float, float]:
-    from foliolm.ledger.explain import host_gap_s, http_s
+    from foliolm.ledger.explain import http_s
+    from foliolm.ledger.gaps import host_gap_s
     from foliolm.ledger.reading import newest_run
     from foliolm.ledger.samples import read_samples
 

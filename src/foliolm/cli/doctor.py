@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from foliolm.ops.native.library import Library
 
 
 def doctor(
@@ -18,8 +21,9 @@ def doctor(
 ) -> None:
     """Say which CPU kernels run on this machine and why; compiles them if that has not been done.
 
-    The first build takes seconds to a minute and is kept under FOLIOLM_HOME, else ~/.cache/foliolm. With a library the
-    read bandwidth of its threads is measured over 256 MiB. Example: foliolm doctor --json
+    The first build takes seconds to a minute and is kept under FOLIOLM_HOME, else ~/.cache/foliolm. With a library its
+    threads' read bandwidth is measured over 256 MiB (GB/s), and their products by format of the weights (GFLOP/s: 1e9
+    operations a second, a multiplication and an addition counted as two). Example: foliolm doctor --json
     """
     found = examine(kernels)
     if as_json:
@@ -27,7 +31,8 @@ def doctor(
         return
     for name, value in found.items():
         if value is not None:
-            typer.echo(f"{name.replace('_', ' ')}: {value}")
+            shown = ", ".join(f"{key} {rate}" for key, rate in value.items()) if isinstance(value, dict) else value
+            typer.echo(f"{name.replace('_', ' ')}: {shown}")
 
 
 def examine(kernels: str) -> dict[str, Any]:
@@ -56,13 +61,19 @@ def examine(kernels: str) -> dict[str, Any]:
         "reason": choice.reason,
         "library": None if library is None else str(library.path),
         "read_gb_per_s": None if library is None else round(_read_rate(library), 1),
+        "product_gflop_per_s": None if library is None else _product_rates(library),
     }
 
 
-def _read_rate(library: Any) -> float:
-    import numpy as np
+def _read_rate(library: Library) -> float:
+    from foliolm.ops.native.rates import read_rate
 
-    data = np.ones(256 << 20, np.uint8)
+    return read_rate(library, len(os.sched_getaffinity(0)), 256 << 20) / 1e9
+
+
+def _product_rates(library: Library) -> dict[str, float]:
+    from foliolm.ops.native.abi import Format
+    from foliolm.ops.native.rates import product_rate
+
     threads = len(os.sched_getaffinity(0))
-    best: float = max(library.calls.folio_read_rate(data.ctypes.data, data.nbytes, threads) for _ in range(4))
-    return best / 1e9
+    return {form.name.lower(): round(product_rate(library, form, threads) / 1e9, 1) for form in Format}

@@ -32,6 +32,7 @@ class StepWork:
         weight_bytes, kv_bytes, prefix_bytes: read: weights; KV of the decodes; KV of the chunks' cached tokens.
         linear_flops, attention_flops: matrices; the chunks' attention.
         lora_bytes, lora_flops: of LoRA adapters, each of the step's read once.
+        decode_flops: the decodes' attention.
     """
 
     weight_bytes: float = 0.0
@@ -41,6 +42,7 @@ class StepWork:
     attention_flops: float = 0.0
     lora_bytes: float = 0.0
     lora_flops: float = 0.0
+    decode_flops: float = 0.0
 
 
 @valueclass
@@ -107,6 +109,33 @@ class StepRecord:
         if not self.rows:
             return "decode"
         return "mixed" if self.num_decodes else "prefill"
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes that the step had to read; 0 without a model's account."""
+        work = self.work
+        return work.weight_bytes + work.kv_bytes + work.prefix_bytes + work.lora_bytes
+
+    @property
+    def flops(self) -> float:
+        """Operations that the step had to compute, attention included."""
+        work = self.work
+        return work.linear_flops + work.attention_flops + work.decode_flops + work.lora_flops
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds inside the model's calls; the whole step's where its parts were not measured."""
+        return self.seconds.forward or self.seconds.total
+
+    @property
+    def read_rate(self) -> float:
+        """Achieved bytes a second: ``read_bytes`` over ``compute_s``."""
+        return self.read_bytes / self.compute_s if self.compute_s else 0.0
+
+    @property
+    def flop_rate(self) -> float:
+        """Achieved operations a second: ``flops`` over ``compute_s``."""
+        return self.flops / self.compute_s if self.compute_s else 0.0
 
     @property
     def residual_s(self) -> float:

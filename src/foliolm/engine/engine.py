@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from foliolm.core.adapter import AdapterHost, AdapterSize
 from foliolm.core.errors import QueueFullError, RequestError
 from foliolm.core.grammar import Grammars
+from foliolm.core.machine import MachineLimits
 from foliolm.core.plan import Decision, DecisionKind, StepPlan
 from foliolm.core.protocols import Clock, Executor, SteadyExecutor, StepHandle
 from foliolm.core.record import RequestRecord, StepRecord
@@ -38,6 +39,7 @@ class EngineInfo:
         num_kv_blocks: KV blocks that requests can use.
         dtype: of weights and activations, for people.
         summary: lines to print at start-up: the memory sum, the resolved settings and why.
+        limits: how fast the machine reads and multiplies; None: unknown.
     """
 
     model: str
@@ -47,6 +49,7 @@ class EngineInfo:
     num_kv_blocks: int
     dtype: str = ""
     summary: tuple[str, ...] = ()
+    limits: MachineLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)

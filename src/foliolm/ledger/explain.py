@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from foliolm.core.machine import MachineLimits
 from foliolm.core.plan import NOBODY, DecisionKind
 from foliolm.core.record import TERMS, RequestRecord, StepRecord
 from foliolm.core.timeline import RequestTimeline, ordered
 from foliolm.ledger.accounts import knee_batch, kv_bytes_of_context, read_per_output_token, weight_bytes_per_step
+from foliolm.ledger.adapter_account import AdapterAccount, lora_account
+from foliolm.ledger.gaps import host_and_idle_s
 from foliolm.ledger.reading import LedgerRun
+from foliolm.ledger.roofline import Achieved, achieved
 from foliolm.ledger.run_metrics import RunMetrics, run_metrics
 from foliolm.ledger.step_cost import StepCost
 
@@ -113,35 +117,6 @@ class OnHost:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterAccount:
-    """What LoRA adapters took.
-
-    Attributes:
-        steps: that had a row of one.
-        adapters: different ones over the run.
-        per_step: mean number of different ones in those steps.
-        rows_per_adapter: mean rows of an adapter in a step that had one.
-        read_bytes, flops: each adapter of a step once; what its rows added.
-        seconds, share: predicted seconds, and their share of all steps' predicted time.
-        kv_bytes: KV that the same steps' decodes read, to hold against ``read_bytes``.
-        loads: copies into slots.
-        passed_over: times that a request was passed over for want of a slot.
-    """
-
-    steps: int
-    adapters: int
-    per_step: float
-    rows_per_adapter: float
-    read_bytes: float
-    flops: float
-    seconds: float
-    share: float
-    kv_bytes: float
-    loads: int
-    passed_over: int
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
     """All of it; seconds unless the name says otherwise.
 
@@ -160,7 +135,10 @@ class Explanation:
         swapped_bytes: moved between device and host.
         on_host: prefixes that were evicted and lived on there.
         point: of the decode steps; None where there were none or no cost model.
-        bandwidth_share, flops_share: bytes and FLOPs of all steps over what the machine could in the busy time.
+        limits: of the machine; None: the header of the ledger has none.
+        achieved: by kind of step, how near these it ran.
+        bandwidth_share, flops_share: bytes and FLOPs of all steps over what the machine could in the busy time; None
+            where its limits are unknown.
         slow: the slowest against prediction.
         cost_source: where the last predictions came from.
         num_torn: lines lost to a crash.
@@ -184,6 +162,8 @@ class Explanation:
     swapped_bytes: int
     on_host: OnHost
     point: OperatingPoint | None
+    limits: MachineLimits | None
+    achieved: tuple[Achieved, ...]
     bandwidth_share: float | None
     flops_share: float | None
     slow: tuple[SlowStep, ...]
@@ -200,11 +180,12 @@ def explain(run: LedgerRun) -> Explanation:
     """Work a run out."""
     steps, cost = run.steps, run.cost
     busy = sum(step.seconds.total for step in steps)
-    host, idle = _between(steps)
-    work_bytes = sum(
-        step.work.weight_bytes + step.work.kv_bytes + step.work.prefix_bytes + step.work.lora_bytes for step in steps
-    )
-    work_flops = sum(step.work.linear_flops + step.work.attention_flops + step.work.lora_flops for step in steps)
+    host, idle = host_and_idle_s(steps)
+    limits = run.engine.limits
+    bandwidth_share = flops_share = None
+    if limits is not None and busy:
+        bandwidth_share = sum(step.read_bytes for step in steps) / (busy * limits.read_bytes_per_s)
+        flops_share = sum(step.flops for step in steps) / (busy * limits.flops_per_s)
     parts: dict[str, int] = {}
     for timeline in run.timelines.values():
         for name, value in timeline.parts:
@@ -228,44 +209,15 @@ def explain(run: LedgerRun) -> Explanation:
         swapped_bytes=sum(note.num_bytes for step in steps for note in step.swapped),
         on_host=_on_host(steps),
         point=None if cost is None else _operating_point(steps, cost),
-        bandwidth_share=work_bytes / (busy * cost.bandwidth) if cost is not None and busy else None,
-        flops_share=work_flops / (busy * cost.flops) if cost is not None and busy else None,
+        limits=limits,
+        achieved=achieved(steps, limits),
+        bandwidth_share=bandwidth_share,
+        flops_share=flops_share,
         slow=_slow(steps),
         cost_source=steps[-1].cost_source if steps else "",
         num_torn=run.num_torn,
         lora=lora_account(steps),
     )
-
-
-def lora_account(steps: Sequence[StepRecord]) -> AdapterAccount | None:
-    """What adapters took of a run's steps."""
-    adapted = [step for step in steps if step.adapters]
-    if not adapted:
-        return None
-    at = TERMS.index("lora")
-    seconds = sum(step.terms[at] for step in adapted if step.terms)
-    predicted = sum(step.predicted_s for step in steps)
-    uses = sum(len(step.adapters) for step in adapted)
-    waits = ("adapter_slots", "adapter_drain")
-    return AdapterAccount(
-        steps=len(adapted),
-        adapters=len({rows.load_id for step in adapted for rows in step.adapters}),
-        per_step=uses / len(adapted),
-        rows_per_adapter=sum(rows.rows for step in adapted for rows in step.adapters) / uses,
-        read_bytes=sum(step.work.lora_bytes for step in adapted),
-        flops=sum(step.work.lora_flops for step in adapted),
-        seconds=seconds,
-        share=seconds / predicted if predicted else 0.0,
-        kv_bytes=sum(step.work.kv_bytes for step in adapted),
-        loads=sum(step.adapter_loads for step in steps),
-        passed_over=sum(1 for step in steps for one in step.decisions if one.reason in waits),
-    )
-
-
-def host_gap_s(steps: Sequence[StepRecord]) -> float:
-    """Median seconds between a step's end and the next one's start, where the next followed at once."""
-    gaps = [gap for gap, idle in _gaps(steps) if not idle]
-    return max(0.0, statistics.median(gaps)) if gaps else 0.0
 
 
 def http_s(requests: Sequence[RequestRecord]) -> float:
@@ -284,26 +236,6 @@ def request_lines(timeline: RequestTimeline, labels: dict[int, str]) -> list[tup
             for rid, part in timeline.prefill_of:
                 lines.append((f"  of {labels.get(rid) or f'request {rid}'}", part * _S, part / total))
     return lines
-
-
-def _gaps(steps: Sequence[StepRecord]) -> list[tuple[float, bool]]:
-    """(seconds, whether nobody was there) between steps: where all rows of a step end, the next may be long after."""
-    found = []
-    previous: StepRecord | None = None
-    for step in steps:
-        if previous is not None:
-            gap = (step.end_ns - previous.end_ns) * _S - step.seconds.total
-            # An arrival into an idle engine is planned at once: the time before its plan was idle.
-            planned = (step.time_ns - previous.end_ns) * _S
-            alone = step.num_decodes == 0 and not any(context for _, _, context, _ in step.rows)
-            found.append((gap, alone and planned > 0.5 * gap and gap > 1e-3))
-        previous = step
-    return found
-
-
-def _between(steps: Sequence[StepRecord]) -> tuple[float, float]:
-    gaps = _gaps(steps)
-    return sum(max(0.0, gap) for gap, idle in gaps if not idle), sum(gap for gap, idle in gaps if idle)
 
 
 def _kinds(steps: Sequence[StepRecord]) -> dict[str, KindOfSteps]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from foliolm.core.adapter import AdapterSize
+from foliolm.core.machine import MachineLimits
 from foliolm.core.plan import LogitsAt, StepPlan
 from foliolm.core.record import RequestRecord, StepRecord, StepWork
 from foliolm.core.request import EngineRequest, FinishReason, RequestStamps, TokenOutput
@@ -79,6 +80,7 @@ class Ledger:
         journal: takes every record as a line; None: nothing is written.
         block_size: tokens a KV block, for the prefixes' hashes that a journal keeps.
         timelines: whether to keep where each request's time goes; without a journal nobody may want to know.
+        limits: how fast the machine reads and multiplies; None: unknown.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Ledger:
         journal: Journal | None = None,
         block_size: int = 16,
         timelines: bool = True,
+        limits: MachineLimits | None = None,
     ) -> None:
         self.engine = engine
         self.steps: deque[StepRecord] = deque(maxlen=capacity)
@@ -98,6 +101,7 @@ class Ledger:
         self.cost = cost
         self.cost_source = cost_source
         self.journal = journal
+        self.limits = limits
         self.adapters: dict[int, AdapterSize] = {}
         self.on_step: list[Callable[[StepRecord], None]] = []
         self._block_size = block_size
@@ -294,6 +298,7 @@ class Ledger:
             attention_flops=cost.prefill_attention_flops(counts),
             lora_bytes=counts.lora_bytes,
             lora_flops=counts.lora_flops,
+            decode_flops=cost.decode_attention_flops(counts),
         )
         return terms, work
 

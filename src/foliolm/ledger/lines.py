@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from foliolm.core.adapter import AdapterSize
+from foliolm.core.machine import MachineLimits
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.core.timeline import HttpStamps
@@ -28,6 +29,7 @@ class EngineLine(msgspec.Struct, frozen=True, tag_field="kind", tag="engine"):
         depth: steps in flight while the next is planned.
         itl_target_ms: the target that chunks follow, or None.
         version: FolioLM's.
+        limits: how fast the machine reads and multiplies; None: unknown, as in older files.
     """
 
     engine: int
@@ -42,6 +44,7 @@ class EngineLine(msgspec.Struct, frozen=True, tag_field="kind", tag="engine"):
     depth: int
     version: str
     itl_target_ms: float | None = None
+    limits: MachineLimits | None = None
 
 
 class CostLine(msgspec.Struct, frozen=True, tag_field="kind", tag="cost"):

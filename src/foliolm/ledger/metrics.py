@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from foliolm.core.machine import MachineLimits
 from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.timeline import RequestTimeline
 
@@ -149,10 +150,23 @@ class Metrics:
                 ("kv_blocks_loaded", "Prefix blocks copied back from the host."),
                 ("lora_adapter_bytes_read", "Bytes of LoRA adapters that steps read, each adapter of a step once."),
                 ("lora_adapter_loads", "LoRA adapters copied into a slot of the device."),
+                ("estimated_read_bytes_per_gpu", "Bytes that steps had to read, on one device (a CPU is one)."),
+                ("estimated_flops_per_gpu", "Operations that steps had to compute, on one device."),
+                ("forward_seconds", "Seconds inside the model's calls."),
                 ("prompt_tokens", "Prompt tokens of requests that reached their first token."),
                 ("generation_tokens", "Tokens sampled."),
             )
         }
+        self.achieved_read = self._gauge(
+            "achieved_read_bytes_per_second", "Bytes that the newest step had to read, over its seconds in the model."
+        )
+        self.achieved_flops = self._gauge(
+            "achieved_flops_per_second", "Operations that the newest step had to compute, over the same seconds."
+        )
+        self.machine_read = self._gauge("machine_read_bytes_per_second", "Read bandwidth of the machine, as measured.")
+        self.machine_flops = self._gauge(
+            "machine_flops_per_second", "Operations a second of its matrix products, as measured."
+        )
         self.lora_adapters_held = self._gauge("lora_adapters_held", "LoRA adapters in host memory.")
         self.lora_requests_info = Gauge(
             "foliolm:lora_requests_info",
@@ -252,6 +266,12 @@ class Metrics:
             if record.predicted_s:
                 self.step_predicted_seconds.labels(*labels).observe(record.predicted_s)
                 self.step_residual_seconds.labels(*labels).observe(record.residual_s)
+            if record.read_bytes:
+                self.counters["estimated_read_bytes_per_gpu"].labels(*labels).inc(record.read_bytes)
+                self.counters["estimated_flops_per_gpu"].labels(*labels).inc(record.flops)
+                self.counters["forward_seconds"].labels(*labels).inc(record.compute_s)
+                self.achieved_read.labels(*labels).set(record.read_rate)
+                self.achieved_flops.labels(*labels).set(record.flop_rate)
             if record.num_sampled:
                 self.counters["generation_tokens"].labels(*labels).inc(record.num_sampled)
 
@@ -288,6 +308,11 @@ class Metrics:
                 self.wait_seconds_by_reason.labels(*labels, reason or kind).inc(nanoseconds * _NS)
             elif kind == "preempted":
                 self.preempted_time.labels(*labels).observe(nanoseconds * _NS)
+
+    def observe_limits(self, engine: int, limits: MachineLimits) -> None:
+        """What an engine's machine can do."""
+        self.machine_read.labels(self._model, str(engine)).set(limits.read_bytes_per_s)
+        self.machine_flops.labels(self._model, str(engine)).set(limits.flops_per_s)
 
     def observe_death(self, engine: int, error: Exception) -> None:
         """An engine's process ended; it runs nothing now."""

@@ -318,6 +318,13 @@ class StepCost:
             for new, cached in counts.prefills
         )
 
+    def decode_attention_flops(self, counts: StepCounts) -> float:
+        """FLOPs of the decode rows' attention over all layers."""
+        return sum(
+            context * spec.num_layers * self.model.decode_flops_per_pair
+            for spec, context in zip(self.model.kv, counts.decode_context, strict=False)
+        )
+
     def prefix_bytes(self, counts: StepCounts) -> float:
         """KV bytes of the chunks' cached tokens, each read once."""
         return sum(

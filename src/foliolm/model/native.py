@@ -219,6 +219,16 @@ class NativeModel:
         body = 8.0 * sum(part.nbytes for part in parts) / sum(part.n * part.k for part in parts)
         return body, 8.0 * self.embed.nbytes / (self.embed.n * self.embed.k)
 
+    @property
+    def body_format(self) -> Format:
+        """The format that most bytes of the layers' matrices have."""
+        held: dict[Format, int] = {}
+        for layer in self.layers:
+            for linear in layer.linears:
+                for part in linear.parts:
+                    held[part.format] = held.get(part.format, 0) + part.nbytes
+        return max(held, key=lambda form: held[form])
+
     def _model(self) -> abi.Model:
         if self._struct is None:
             shape = self.shape

@@ -12,7 +12,7 @@ from foliolm.core.record import RequestRecord, StepRecord
 from foliolm.core.request import EngineRequest
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.core.sampling import SamplingParams
-from foliolm.ledger.explain import host_gap_s
+from foliolm.ledger.gaps import host_gap_s
 from foliolm.ledger.reading import LedgerRun
 from foliolm.ledger.run_metrics import RunMetrics, run_metrics
 from foliolm.ledger.samples import read_samples

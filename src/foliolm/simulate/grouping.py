@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foliolm.ledger.explain import lora_account
+from foliolm.ledger.adapter_account import lora_account
 from foliolm.ledger.run_metrics import run_metrics
 from foliolm.simulate.advice import GOALS, relative
 from foliolm.simulate.counterfactual import Recorded, changed, rerun_records

@@ -6,10 +6,12 @@ from html import escape
 from pathlib import Path
 
 from foliolm.cli.explaining.charts import dot, frame, label, path, rect, short, x_axis, y_axis
-from foliolm.cli.explaining.text import MEANINGS, effect_text, seconds_text
+from foliolm.cli.explaining.text import MEANINGS, achieved_cells, effect_text, seconds_text
+from foliolm.core.machine import MachineLimits
 from foliolm.core.record import StepRecord
 from foliolm.ledger.explain import Explanation, bytes_curve
 from foliolm.ledger.reading import LedgerRun
+from foliolm.ledger.roofline import UNKNOWN
 from foliolm.simulate.advice import Advised
 
 BINS = 215
@@ -78,6 +80,8 @@ def report(run: LedgerRun, said: Explanation, advised: Advised | None) -> str:
             _scatter(run.steps),
         ),
     ]
+    if said.achieved:
+        sections.append(_section("How near the machine's limits", _limit_words(said), _achieved(run, said)))
     if said.point is not None and run.cost is not None:
         sections.append(_section("Bytes read for each token", _point_words(said), _curve(run, said)))
     if advised is not None:
@@ -247,6 +251,49 @@ def _scatter(steps: list[StepRecord]) -> str:
         for step in shown
     ]
     return frame(x, y, "predicted, ms", "measured, ms", marks, 320) + _legend(list(KINDS))
+
+
+def _limit_words(said: Explanation) -> str:
+    known = UNKNOWN if said.limits is None else f"{said.limits.describe()}."
+    return f"{known[0].upper()}{known[1:]} Rates are medians inside the model's calls; a dot a step."
+
+
+def _achieved(run: LedgerRun, said: Explanation) -> str:
+    """Table and sentences by kind of step, and the steps under the machine's roof (Williams et al., 2009)."""
+    heads = ("kind", "steps", "GB/s", "of limit", "GFLOP/s", "of limit", "binds", "by the clock")
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    rows = "".join(
+        "<tr>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in (one.kind, str(one.steps), *achieved_cells(one)))
+        + "</tr>"
+        for one in said.achieved
+    )
+    words = "".join(f"<li>{escape(one.words)}</li>" for one in said.achieved)
+    return f"<table><tr>{head}</tr>{rows}</table><ul>{words}</ul>{_roof(run.steps, said.limits)}"
+
+
+def _roof(steps: list[StepRecord], limits: MachineLimits | None) -> str:
+    shown = [step for step in steps if step.read_bytes > 0 and step.flops > 0 and step.compute_s > 0]
+    shown = shown[:: max(1, len(shown) // MOST_DOTS)]
+    if not shown:
+        return ""
+    intensity = [step.flops / step.read_bytes for step in shown]
+    rates = [step.flop_rate / 1e9 for step in shown]
+    low, high = min(intensity) * 0.8, max(intensity) * 1.25
+    roof: list[tuple[float, float]] = []
+    if limits is not None:
+        bandwidth, top = limits.read_bytes_per_s / 1e9, limits.flops_per_s / 1e9
+        ridge = top / bandwidth
+        high = max(high, 2 * ridge)
+        roof = [(low, low * bandwidth), (ridge, top), (high, top)] if low < ridge else [(low, top), (high, top)]
+    x = x_axis(low, high, log=True)
+    y = y_axis(min(rates) * 0.8, 1.25 * max([*rates, *(at for _, at in roof)]), log=True, height=280)
+    marks = [path([(x.at(flops), y.at(rate)) for flops, rate in roof], "rule")] if roof else []
+    marks += [
+        dot(x.at(at), y.at(rate), 2.6, f"{step.kind} faint", f"step {step.step_id}: {step.num_tokens} tokens")
+        for step, at, rate in zip(shown, intensity, rates, strict=True)
+    ]
+    return frame(x, y, "FLOP a byte", "GFLOP/s", marks, 280) + _legend(list(KINDS))
 
 
 def _point_words(said: Explanation) -> str:

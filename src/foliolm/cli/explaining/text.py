@@ -7,8 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from foliolm.ledger.explain import AdapterAccount, Explanation, OnHost, OperatingPoint, request_lines
+from foliolm.ledger.adapter_account import AdapterAccount
+from foliolm.ledger.explain import Explanation, OnHost, OperatingPoint, request_lines
 from foliolm.ledger.reading import LedgerRun
+from foliolm.ledger.roofline import UNKNOWN, Achieved
 from foliolm.simulate.advice import Advice, Advised
 from foliolm.simulate.grouping import Grouping
 
@@ -85,10 +87,7 @@ def print_run(
         _print_point(console, said.point)
     if said.lora is not None:
         _print_adapters(console, said.lora, grouped)
-    if said.bandwidth_share is not None and said.flops_share is not None:
-        console.print(
-            f"of the machine: {said.bandwidth_share:.0%} of its memory bandwidth, {said.flops_share:.0%} of its FLOP/s"
-        )
+    _print_achieved(console, said)
     _print_slow(console, said)
     if advised is None:
         console.print(f"no advice: {why_not}")
@@ -173,6 +172,35 @@ def _print_point(console: Console, point: OperatingPoint) -> None:
     )
 
 
+def _print_achieved(console: Console, said: Explanation) -> None:
+    if not said.achieved:
+        return
+    title = "How near the machine's limits, inside the model's calls (medians)"
+    table = _table(title, "kind", "count", "GB/s", "of limit", "GFLOP/s", "of limit", "binds", "by the clock")
+    for one in said.achieved:
+        table.add_row(one.kind, str(one.steps), *achieved_cells(one))
+    console.print(table)
+    for one in said.achieved:
+        console.print(one.words)
+    if said.limits is None:
+        console.print(UNKNOWN)
+        return
+    console.print(said.limits.describe())
+    if said.bandwidth_share is not None and said.flops_share is not None:
+        console.print(
+            f"all steps together: {said.bandwidth_share:.0%} of its memory bandwidth, {said.flops_share:.0%} of its "
+            "FLOP/s"
+        )
+
+
+def achieved_cells(one: Achieved) -> tuple[str, ...]:
+    """GB/s, share, GFLOP/s, share, the limit that binds, and the share of it by the clock."""
+    wall = one.wall_bandwidth_share if one.binds == "bandwidth" else one.wall_flops_share
+    shares = ["-" if share is None else f"{share:.0%}" for share in (one.bandwidth_share, one.flops_share, wall)]
+    rates = f"{one.read_gb_per_s:,.1f}", f"{one.gflop_per_s:,.1f}"
+    return rates[0], shares[0], rates[1], shares[1], one.binds or "-", shares[2]
+
+
 def _print_slow(console: Console, said: Explanation) -> None:
     if not said.slow:
         return
@@ -206,7 +234,7 @@ def effect_text(advice: Advice) -> str:
 
 
 LEFT_ALIGNED = frozenset(
-    ("part", "request", "what it is", "largest parts", "kind", "change", "predicted effect", "needs", "step")
+    ("part", "request", "what it is", "largest parts", "kind", "change", "predicted effect", "needs", "step", "binds")
 ) | {"treatment", "what for"}
 
 

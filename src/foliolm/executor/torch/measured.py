@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from foliolm.core.machine import MachineLimits
 from foliolm.executor.torch.executor import TorchExecutor
 from foliolm.executor.torch.kv_tensors import DTYPE_NAMES
 from foliolm.ledger.accounts import ModelAccount, account
@@ -17,11 +19,15 @@ from foliolm.ledger.samples import Sample
 from foliolm.ledger.step_cost import StepCost
 from foliolm.model.decoder import Model
 from foliolm.model.native import NativeModel
+from foliolm.ops.native.abi import Format
+from foliolm.ops.native.library import Library
+from foliolm.ops.native.rates import product_rate, read_rate
 from foliolm.shape.device import Device
 from foliolm.shape.probed import probe_path, probed_device
 
-MATMUL_SIDE = 1024
-READ_BYTES = 64 << 20
+MATMUL_SIDE, GPU_MATMUL_SIDE = 1024, 4096
+READ_BYTES, GPU_READ_BYTES = 64 << 20, 512 << 20
+"""What is multiplied and read to measure a device through PyTorch; more on a GPU, whose launches take microseconds."""
 ENOUGH_SECONDS = 1.5
 """The measurement ends with the step in which this is exceeded."""
 ROUNDS = 3
@@ -48,10 +54,7 @@ def measure_device(model: Model) -> Device:
         probed = probed_device()
         if probed.kind == kind:
             return probed
-    a = torch.ones(MATMUL_SIDE, MATMUL_SIDE, dtype=model.dtype, device=model.device)
-    data = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=model.device)
-    flops = 2.0 * MATMUL_SIDE**3 / _best(model, lambda: torch.mm(a, a))
-    bandwidth = READ_BYTES / _best(model, lambda: data.sum())
+    bandwidth, flops = _torch_rates(model.device, model.dtype, torch.get_num_threads())
     is_float32 = model.dtype == torch.float32
     return Device(
         id="this-machine",
@@ -66,14 +69,47 @@ def measure_device(model: Model) -> Device:
     )
 
 
-def _best(model: Model, work: Callable[[], object]) -> float:
+def measure_limits(model: Model) -> MachineLimits:
+    """How fast this machine reads and multiplies, in the model's format, with as many threads as its steps have.
+
+    Through the native kernels where they walk the model, else through PyTorch; a process measures once.
+    """
+    threads = torch.get_num_threads()
+    if isinstance(model, NativeModel):
+        form = model.body_format
+        read, flops = _native_rates(model.library, form, threads)
+        compute = f"{model.library.name} kernels, {form.name.lower()} weights"
+    else:
+        read, flops = _torch_rates(model.device, model.dtype, threads)
+        compute = f"PyTorch on {model.device.type}, {DTYPE_NAMES[model.dtype]}"
+    where = f"{threads} threads" if model.device.type == "cpu" else torch.cuda.get_device_name(model.device)
+    return MachineLimits(read, flops, compute, f"measured at start-up, {where}")
+
+
+@functools.cache
+def _native_rates(library: Library, form: Format, threads: int) -> tuple[float, float]:
+    """Bytes and operations a second of the kernels."""
+    return read_rate(library, threads), product_rate(library, form, threads)
+
+
+@functools.cache
+def _torch_rates(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[float, float]:
+    """Bytes and operations a second of PyTorch; ``threads`` only tells settings apart."""
+    side, num_bytes = (GPU_MATMUL_SIDE, GPU_READ_BYTES) if device.type == "cuda" else (MATMUL_SIDE, READ_BYTES)
+    a = torch.ones(side, side, dtype=dtype, device=device)
+    data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    flops = 2.0 * side**3 / _best(device, lambda: torch.mm(a, a))
+    return num_bytes / _best(device, lambda: data.sum()), flops
+
+
+def _best(device: torch.device, work: Callable[[], object]) -> float:
     """Seconds of the fastest of three runs, after one that does not count."""
     seconds = []
     for _ in range(4):
         began = time.perf_counter()
         work()
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - began)
     return min(seconds[1:])
 
