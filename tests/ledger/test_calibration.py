@@ -7,13 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from foliolm.assemble import Books, build_virtual_engine
 from foliolm.core.errors import ConfigError
-from foliolm.ledger.calibration import calibrate, step_error
-from foliolm.ledger.cost_file import load_cost, save_cost
+from foliolm.core.resolve import SchedulerConfig
+from foliolm.ledger.calibration import MOST_SLOWED, calibrate, mean_slowdown, step_error
+from foliolm.ledger.cost_file import FORMAT, CostFile, load_cost, save_cost
+from foliolm.ledger.plan_cost import Slowdown
 from foliolm.ledger.samples import read_samples
 from foliolm.ledger.self_calibration import FIRST_AFTER, SelfCalibration
+from foliolm.simulate.clock import VirtualClock
 from foliolm.simulate.run import Arrival, run_arrivals
 from support.books import real_cost, virtual_engine
+from support.cli import refusal, run_json
 from support.script import request
 from support.steps import made_steps, with_coefficients
 
@@ -95,8 +100,9 @@ def test_records_of_a_run_are_read_as_samples():
 def test_a_cost_file_comes_back_and_is_checked(tmp_path):
     cost = replace(with_coefficients(real_cost(), **TRUTH), linear_knots=((1.0, 1.5),))
     path = tmp_path / "some" / "cost.json"
-    save_cost(path, cost, 1e-4, "400 steps")
-    assert load_cost(path, cost.model).cost == cost
+    held = CostFile(FORMAT, "400 steps", 1e-4, cost, 7e-3, 4e-3, Slowdown(1.1, 1.05))
+    save_cost(path, held)
+    assert load_cost(path, cost.model) == held
     with pytest.raises(ConfigError, match="another model or number type: its num_layers is 36, here it is 62"):
         load_cost(path, real_cost("gemma-3-27b-it").model)
     path.write_text(path.read_text()[:200])
@@ -126,11 +132,51 @@ def test_an_engine_calibrates_itself():
         assert sum(ns for _, ns in record.timeline.parts) == record.timeline.total_ns
 
 
-def test_a_cost_file_without_http_times_is_read_too(tmp_path):
+def test_a_cost_file_of_before_the_hosts_times_is_read_too(tmp_path):
     path = tmp_path / "cost.json"
-    save_cost(path, real_cost(), 1e-4, "400 steps", 7e-3)
-    assert load_cost(path).http_s == 7e-3
+    save_cost(path, CostFile(FORMAT, "400 steps", 1e-4, real_cost(), 7e-3, 4e-3, Slowdown(1.1, 1.05)))
     held = json.loads(path.read_text())
-    del held["http_s"]
+    for name in ("http_s", "delivery_s", "slowdown"):
+        del held[name]
     path.write_text(json.dumps(held))
-    assert load_cost(path).http_s == 0.0
+    assert load_cost(path) == CostFile(FORMAT, "400 steps", 1e-4, real_cost())
+    path.write_text(json.dumps({**held, "slowdown": {"decode": 0.0}}))
+    with pytest.raises(ConfigError, match=r"slowdown decode is 0\.0; it must be finite and above 0"):
+        load_cost(path)
+
+
+def test_what_interruptions_add_to_all_steps_is_told_apart_from_typical_steps():
+    truth = with_coefficients(real_cost(), **TRUTH)
+    samples = made_steps(truth, 900)
+    decodes = [index for index, sample in enumerate(samples) if sample.kind == "decode"]
+    for index in decodes[::10]:
+        samples[index] = replace(samples[index], seconds=3 * samples[index].seconds)
+    typical = sum(truth.seconds(samples[index].counts) for index in decodes)
+    found = calibrate(real_cost(), samples, table=False)
+    assert found.slowdown.decode == pytest.approx(sum(samples[index].seconds for index in decodes) / typical, rel=0.02)
+    assert found.slowdown.prompt == pytest.approx(1.0, rel=0.01)
+    hour = [replace(samples[0], seconds=3600.0)]
+    assert mean_slowdown(truth, hour).decode == MOST_SLOWED
+    assert mean_slowdown(truth, []) == Slowdown(1.0, 1.0)
+
+
+def test_several_ledgers_are_fitted_together(tmp_path):
+    shape = SchedulerConfig(max_model_len=4096, num_blocks=2000, max_num_batched_tokens=512, max_num_seqs=16)
+
+    def run(name, model, host_s, count):
+        clock = VirtualClock(1000)
+        books = Books(with_coefficients(real_cost(model), **TRUTH), ledger=str(tmp_path / name))
+        engine = build_virtual_engine(shape, books, clock, host_s)
+        run_arrivals(engine, clock, [Arrival(1000, request(rid, 200 * rid, 20)) for rid in range(1, count)])
+        engine.close()
+        return len(engine.ledger.steps)
+
+    steps = run("one", "qwen3-8b", 1e-3, 4), run("two", "qwen3-8b", 3e-3, 9)
+    run("other", "qwen3-0.6b", 1e-3, 4)
+    said = run_json("calibrate", tmp_path / "one", tmp_path / "two", "--out", tmp_path / "cost.json")
+    assert said["steps"] == sum(steps)
+    assert said["host_gap_s"] == pytest.approx((steps[0] * 1e-3 + steps[1] * 3e-3) / sum(steps), rel=0.01)
+    assert load_cost(tmp_path / "cost.json").host_gap_s == said["host_gap_s"]
+    assert "another model" in refusal("calibrate", tmp_path / "one", tmp_path / "other")
+    assert "is a file among several" in refusal("calibrate", tmp_path / "one", tmp_path / "cost.json")
+    assert "no such folder or file" in refusal("calibrate", tmp_path / "one", tmp_path / "nowhere")

@@ -14,7 +14,8 @@ from foliolm.assemble import Books, build_virtual_engine
 from foliolm.core.errors import ConfigError
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.core.timeline import HttpStamps
-from foliolm.ledger.explain import explain
+from foliolm.ledger.explain import delivery_s, explain
+from foliolm.ledger.gaps import host_gap_s
 from foliolm.ledger.journal import Journal
 from foliolm.ledger.ledger import prefix_hashes
 from foliolm.ledger.lines import HttpLine
@@ -137,6 +138,30 @@ def test_what_the_http_process_saw_is_joined_by_request_and_arrival(tmp_path):
     assert line.end_ns == end + 500
     assert sum(ns for _, ns in line.parts) == line.total_ns
     assert dict(line.parts)["text"] == 2 + 30
+    # Of the seven others no process told.
+    assert delivery_s(newest_run(tmp_path)) == pytest.approx(0.0)
+
+
+def test_the_way_of_the_last_token_to_the_socket_is_the_median_one(tmp_path):
+    engine = written(tmp_path)
+    journal = Journal(tmp_path, "http")
+    for record in engine.ledger.requests:
+        end = record.timeline.end_ns
+        stamps = HttpStamps(record.stamps.arrival_ns, 0, end + 100, 0, end + record.request_id * MS)
+        journal.write(HttpLine(record.request_id, "a", stamps))
+    journal.close()
+    assert delivery_s(newest_run(tmp_path)) == pytest.approx(4.5e-3)
+
+
+def test_time_without_requests_is_no_gap_between_steps():
+    """Also where the next prompt begins behind a prefix that is still cached, or waits for its turn."""
+    clock = VirtualClock(1000)
+    engine = build_virtual_engine(replace(SETTINGS, enable_prefix_caching=True), Books(real_cost()), clock, host_s=1e-3)
+    again = [Arrival(rid * 10_000 * MS, request(rid, 200, 5, arrival=rid)) for rid in range(1, 5)]
+    run_arrivals(engine, clock, again)
+    steps = list(engine.ledger.steps)
+    assert steps[5].rows[0][2] > 0, "the second prompt was to find the first"
+    assert host_gap_s(steps) == pytest.approx(1e-3, rel=0.01)
 
 
 def test_metrics_of_a_run_agree_with_a_count_by_hand(tmp_path):

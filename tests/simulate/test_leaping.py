@@ -11,6 +11,7 @@ import pytest
 from foliolm.assemble import Books
 from foliolm.core.resolve import SchedulerConfig
 from foliolm.engine.engine import Engine
+from foliolm.ledger.plan_cost import PlanCost, Slowdown
 from foliolm.simulate.outcome import Machine, play
 from foliolm.simulate.workload.options import WorkloadOptions
 from support.books import real_cost
@@ -25,8 +26,10 @@ SETTINGS = SchedulerConfig(
 )
 
 
-def machine(settings=SETTINGS, host_s=0.0, depth=0, model="qwen3-8b"):
-    return Machine(settings, Books(real_cost(model), timelines=False), host_s, depth)
+def machine(settings=SETTINGS, host_s=0.0, depth=0, model="qwen3-8b", slowdown=None):
+    cost = real_cost(model)
+    times = None if slowdown is None else PlanCost(cost, slowdown=slowdown)
+    return Machine(settings, Books(cost, timelines=False), host_s, depth, times)
 
 
 def lines(how, workload, seed, leap):
@@ -92,10 +95,11 @@ def test_leaping_changes_nothing(seed, monkeypatch):
 
     monkeypatch.setattr(Engine, "leap", counting_leap)
     monkeypatch.setattr(Engine, "step", counting_step)
-    one = lines(machine(settings, host_s), work, seed, leap=True)
+    slowdown = Slowdown(decode=1.07, prompt=1.3) if seed % 3 == 0 else None
+    one = lines(machine(settings, host_s, slowdown=slowdown), work, seed, leap=True)
     leapt = counted["steps"]
     assert counted["leaps"] > 0
-    assert one == lines(machine(settings, host_s), work, seed, leap=False)
+    assert one == lines(machine(settings, host_s, slowdown=slowdown), work, seed, leap=False)
     assert leapt < counted["steps"] - leapt
 
 

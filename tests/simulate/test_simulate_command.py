@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from foliolm.ledger.cost_file import FORMAT, CostFile, save_cost
+from foliolm.ledger.plan_cost import Slowdown
+from support.books import real_cost
 from support.cli import refusal, run_json, run_text
 
 BASE = ("--model", "qwen3-0.6b", "--device", "h100-sxm", "--max-model-len", 4096)
@@ -111,6 +114,29 @@ def test_the_books_are_what_the_engine_writes(tmp_path):
     simulate(rate=20, requests=20, input_len=300, output_len=20, ledger=tmp_path)
     said = run_json("explain", tmp_path, "--no-advice")
     assert len(said["requests"]) == 20
+
+
+def test_a_calibrations_host_times_and_slowdown_are_in_what_users_feel(tmp_path):
+    """Requests far apart: each token is a step of its own."""
+    work = {"rate": 0.01, "requests": 20, "input_len": 64, "output_len": 11}
+
+    def said(name, **held):
+        cost = real_cost("qwen3-0.6b")
+        save_cost(tmp_path / name, CostFile(FORMAT, "made up", 0.0, cost, **held))
+        return simulate(cost=tmp_path / name, **work)
+
+    plain = said("plain")
+    slow = said("slow", slowdown=Slowdown(decode=2.0, prompt=3.0))
+    assert slow["tpot_s"]["p50"] == pytest.approx(2 * plain["tpot_s"]["p50"], rel=1e-6)
+    assert slow["ttft_s"]["p50"] == pytest.approx(3 * plain["ttft_s"]["p50"], rel=1e-6)
+    late = said("late", delivery_s=0.25, http_s=0.5)
+    assert late["ttft_s"]["p50"] == pytest.approx(plain["ttft_s"]["p50"] + 0.75, rel=1e-6)
+    assert late["e2e_s"]["p50"] == pytest.approx(plain["e2e_s"]["p50"] + 0.75, rel=1e-6)
+    assert late["queue_s"]["p50"] == pytest.approx(plain["queue_s"]["p50"] + 0.5, abs=1e-6)
+    assert late["tpot_s"]["p50"] == pytest.approx(plain["tpot_s"]["p50"], rel=1e-6)
+    # In a closed loop nobody asks again before the answer is there.
+    work = {"concurrency": 1, "requests": 20, "input_len": 64, "output_len": 11}
+    assert said("late", delivery_s=0.25)["simulated_s"] == pytest.approx(said("plain")["simulated_s"] + 20 * 0.25)
 
 
 def test_ways_of_batching_side_by_side(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    source: Annotated[Path, typer.Argument(help="A ledger's folder, or a log that vLLM wrote.", metavar="LEDGER|LOG")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="A ledger's folder, or several of one model; or a log of vLLM's.", metavar="LEDGER...|LOG"),
+    ],
     out: Annotated[Path | None, typer.Option(help="Write the fitted step cost here, for serve --step-cost.")] = None,
     engine: Annotated[int | None, typer.Option(help="Which engine of the ledger; default: the newest.", min=0)] = None,
     model: Annotated[str | None, typer.Option(help="For a vLLM log: a preset, or a model's folder or file.")] = None,
@@ -39,42 +44,72 @@ def calibrate(
 ) -> None:
     """Fit the step cost to a ledger's steps, or to those in a vLLM log (--enable-logging-iteration-details).
 
-    Prints the error on every fifth step, which the fit does not see, by kind of step, and which terms the data cannot
-    tell apart. Example: foliolm calibrate ./books --out device.json
+    Several ledgers, written at different times, even out what a machine does differently from minute to minute. Prints
+    the error on every fifth step, which the fit does not see, by kind of step, which terms the data cannot tell apart,
+    and by how much steps in all took longer than typical ones. Example: foliolm calibrate ./books --out device.json
     """
     from foliolm.ledger.calibration import calibrate as fit
-    from foliolm.ledger.cost_file import save_cost
+    from foliolm.ledger.cost_file import FORMAT, CostFile, save_cost
 
-    if source.is_dir():
-        cost, samples, gap, http = _from_ledger(source, engine)
-    elif source.is_file():
+    missing = [source for source in sources if not source.exists()]
+    if missing:
+        raise ConfigError(f"{missing[0]}: there is no such folder or file")
+    host = _Host()
+    logs = [source for source in sources if source.is_file()]
+    if not logs:
+        cost, samples, host = _from_ledgers(sources, engine)
+    elif len(sources) == 1:
         cost, samples = _from_log(
-            source, model, device, quantization, kv_cache_dtype, tensor_parallel_size, kv_cache_tokens
+            logs[0], model, device, quantization, kv_cache_dtype, tensor_parallel_size, kv_cache_tokens
         )
-        gap = http = 0.0
     else:
-        raise ConfigError(f"{source}: there is no such folder or file")
-    found = fit(cost, samples, table=source.is_dir() if table is None else table)
+        raise ConfigError(f"{logs[0]} is a file among several sources; only ledgers' folders can be taken together")
+    found = fit(cost, samples, table=not logs if table is None else table)
     if out is not None:
-        save_cost(out, found.cost, gap, f"{found.num_steps} steps of {source.name}", http)
+        fitted_from = f"{found.num_steps} steps of {', '.join(source.name for source in sources)}"
+        times = host.gap_s, found.cost, host.http_s, host.delivery_s, found.slowdown
+        save_cost(out, CostFile(FORMAT, fitted_from, *times))
         typer.echo(f"kept: {out}", err=True)
     if as_json:
-        print(json.dumps(_report(found, gap, http), allow_nan=False))
+        print(json.dumps(_report(found, host), allow_nan=False))
     else:
-        _print(found, gap, http)
+        _print(found, host)
 
 
-def _from_ledger(folder: Path, engine: int | None) -> tuple[StepCost, list[Sample], float, float]:
-    from foliolm.ledger.explain import http_s
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """Seconds that are not in steps; see ``CostFile``."""
+
+    gap_s: float = 0.0
+    http_s: float = 0.0
+    delivery_s: float = 0.0
+
+
+def _from_ledgers(folders: Sequence[Path], engine: int | None) -> tuple[StepCost, list[Sample], _Host]:
+    """The first one's step cost, the steps of all, and the host's times, which weigh as many steps as a ledger has."""
+    from foliolm.ledger.explain import delivery_s, http_s
     from foliolm.ledger.gaps import host_gap_s
     from foliolm.ledger.reading import newest_run
     from foliolm.ledger.samples import read_samples
 
-    run = newest_run(folder, engine)
-    if run.engine.cost is None:
-        raise ConfigError(f"ledger {folder}: it was written without a step cost, so the model's account is not known")
-    samples = read_samples(run.engine.cost.model, run.steps)
-    return run.engine.cost, samples, host_gap_s(run.steps), http_s(run.requests)
+    cost: StepCost | None = None
+    samples: list[Sample] = []
+    hosts: list[tuple[int, _Host]] = []
+    for folder in folders:
+        run = newest_run(folder, engine)
+        if run.engine.cost is None:
+            raise ConfigError(
+                f"ledger {folder}: it was written without a step cost, so the model's account is not known"
+            )
+        cost = cost or run.engine.cost
+        if run.engine.cost.model != cost.model:
+            raise ConfigError(f"ledger {folder} is of another model or number type than {folders[0]}")
+        samples += read_samples(cost.model, run.steps)
+        hosts.append((len(run.steps), _Host(host_gap_s(run.steps), http_s(run.requests), delivery_s(run))))
+    assert cost is not None
+    steps = sum(count for count, _ in hosts)
+    means = (sum(count * getattr(host, each.name) for count, host in hosts) / steps for each in fields(_Host))
+    return cost, samples, _Host(*means)
 
 
 def _from_log(
@@ -100,7 +135,7 @@ def _from_log(
     return step_cost(held, load_device(device)), log.samples
 
 
-def _report(found: Calibration, gap: float, http: float) -> dict[str, Any]:
+def _report(found: Calibration, host: _Host) -> dict[str, Any]:
     from foliolm.ledger.calibration import coefficient_table
 
     return {
@@ -108,8 +143,10 @@ def _report(found: Calibration, gap: float, http: float) -> dict[str, Any]:
         "model": found.cost.model.name,
         "coefficients": coefficient_table(found.cost),
         "linear_knots": [list(knot) for knot in found.cost.linear_knots],
-        "host_gap_s": gap,
-        "http_s": http,
+        "host_gap_s": host.gap_s,
+        "http_s": host.http_s,
+        "delivery_s": host.delivery_s,
+        "slowdown": {"decode": found.slowdown.decode, "prompt": found.slowdown.prompt},
         "held_out": {
             kind: {"steps": e.count, "median_ape": e.median, "p90_ape": e.p90, "total_error": e.total}
             for kind, e in found.errors.items()
@@ -119,7 +156,7 @@ def _report(found: Calibration, gap: float, http: float) -> dict[str, Any]:
     }
 
 
-def _print(found: Calibration, gap: float, http: float) -> None:
+def _print(found: Calibration, host: _Host) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -144,7 +181,14 @@ def _print(found: Calibration, gap: float, http: float) -> None:
     console.print(errors)
     for one, other in found.alike:
         console.print(f"the data cannot tell {one} and {other} apart: their sum is known, their shares are not")
-    if gap:
-        console.print(f"the host takes {gap * 1e6:.0f} µs between two steps")
-    if http:
-        console.print(f"a request reaches the engine's queue {http * 1e3:.2f} ms after it was accepted")
+    slowdown = found.slowdown
+    console.print(
+        f"all steps together took {slowdown.decode - 1:+.1%} (decodes alone) and {slowdown.prompt - 1:+.1%} (with "
+        "prompts) against typical ones"
+    )
+    if host.gap_s:
+        console.print(f"the host takes {host.gap_s * 1e6:.0f} µs between two steps")
+    if host.http_s:
+        console.print(f"a request reaches the engine's queue {host.http_s * 1e3:.2f} ms after it was accepted")
+    if host.delivery_s:
+        console.print(f"a token is handed to the socket {host.delivery_s * 1e3:.2f} ms after its step")

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from foliolm.core.errors import ConfigError
 from foliolm.ledger.accounts import linear_flops, weight_bytes_per_step
+from foliolm.ledger.plan_cost import Slowdown
 from foliolm.ledger.samples import Sample
 from foliolm.ledger.step_cost import Coefficients, StepCost
 
@@ -51,6 +52,8 @@ OUTLIER = 0.1
 ALIKE = 0.985
 """Two terms whose effects on all steps have at least this cosine cannot be told apart."""
 SMALLEST_EFFICIENCY = 1e-5
+MOST_SLOWED = 10.0
+"""In the mean slowdown no step counts for more than so many times what the fit says of it: somebody shut the lid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Calibration:
         alike: pairs of terms that the data cannot tell apart.
         unseen: terms that the data say nothing about; they stay as they were.
         num_steps: steps that were given.
+        slowdown: of all steps together, against the fit, which follows typical ones.
     """
 
     cost: StepCost
@@ -86,6 +90,7 @@ class Calibration:
     alike: tuple[tuple[str, str], ...]
     unseen: tuple[str, ...]
     num_steps: int
+    slowdown: Slowdown
 
 
 def calibrate(cost: StepCost, samples: Sequence[Sample], table: bool = True, hold_out: bool = True) -> Calibration:
@@ -115,9 +120,8 @@ def calibrate(cost: StepCost, samples: Sequence[Sample], table: bool = True, hol
     alike, unseen = fit.apart()
     errors = {kind: step_error(fitted, [s for s in held if s.kind == kind]) for kind in ("decode", "prefill", "mixed")}
     errors["all"] = step_error(fitted, held)
-    return Calibration(
-        fitted, {kind: error for kind, error in errors.items() if error.count}, alike, unseen, len(samples)
-    )
+    known = {kind: error for kind, error in errors.items() if error.count}
+    return Calibration(fitted, known, alike, unseen, len(samples), mean_slowdown(fitted, samples))
 
 
 def step_error(cost: StepCost, samples: Sequence[Sample]) -> StepError:
@@ -133,6 +137,22 @@ def step_error(cost: StepCost, samples: Sequence[Sample]) -> StepError:
         float(np.quantile(relative, 0.9)),
         float(predicted.sum() / measured.sum() - 1),
     )
+
+
+def mean_slowdown(cost: StepCost, samples: Sequence[Sample]) -> Slowdown:
+    """By how much steps took longer in all than ``cost`` says; 1 for a kind of steps of which there were none.
+
+    Interruptions only ever lengthen a step, so that the mean lies above the typical step. Whoever adds steps up needs
+    the mean.
+    """
+    predicted = {True: 0.0, False: 0.0}
+    measured = {True: 0.0, False: 0.0}
+    for sample in samples:
+        seconds, has_prompt = cost.seconds(sample.counts), bool(sample.counts.prefills)
+        predicted[has_prompt] += seconds
+        measured[has_prompt] += min(sample.seconds, MOST_SLOWED * seconds)
+    ratios = {key: measured[key] / predicted[key] if predicted[key] else 1.0 for key in predicted}
+    return Slowdown(decode=ratios[False], prompt=ratios[True])
 
 
 class _Fit:

@@ -8,6 +8,7 @@ import msgspec
 
 from foliolm.core.errors import ConfigError
 from foliolm.ledger.accounts import ModelAccount
+from foliolm.ledger.plan_cost import Slowdown
 from foliolm.ledger.step_cost import StepCost
 
 
@@ -17,9 +18,11 @@ class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         format: of the file.
         fitted_from: how many steps, and of what.
-        host_gap_s: median seconds between a step's end and the next one's start while there is work.
+        host_gap_s: mean seconds between a step's end and the next one's start while there is work.
         cost: the step cost.
         http_s: median seconds from the acceptance of a request to the engine's queue.
+        delivery_s: median seconds from a token's commit to its bytes being handed to the socket.
+        slowdown: of steps, against the step cost.
     """
 
     format: str
@@ -27,18 +30,19 @@ class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_gap_s: float
     cost: StepCost
     http_s: float = 0.0
+    delivery_s: float = 0.0
+    slowdown: Slowdown = Slowdown()
 
 
 FORMAT = "foliolm-step-cost-1"
 
 
-def save_cost(path: Path, cost: StepCost, host_gap_s: float, fitted_from: str, http_s: float = 0.0) -> None:
+def save_cost(path: Path, held: CostFile) -> None:
     """Write the file whole, never by halves.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    held = CostFile(FORMAT, fitted_from, host_gap_s, cost, http_s)
     content = msgspec.json.format(msgspec.json.encode(held), indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -226,6 +226,16 @@ def http_s(requests: Sequence[RequestRecord]) -> float:
     return statistics.median(part.get("http", 0) * _S for part in parts) if parts else 0.0
 
 
+def delivery_s(run: LedgerRun) -> float:
+    """Median seconds from a request's last commit to its last byte being handed to the socket; 0 without HTTP."""
+    ways = [
+        (run.timelines[record.request_id].end_ns - record.timeline.end_ns) * _S
+        for record in run.requests
+        if record.timeline is not None and dict(record.timeline.parts).get("http")
+    ]
+    return statistics.median(ways) if ways else 0.0
+
+
 def request_lines(timeline: RequestTimeline, labels: dict[int, str]) -> list[tuple[str, float, float]]:
     """(what, seconds, share) of one request, others' prompts by name below their sum."""
     total = max(1, timeline.total_ns)

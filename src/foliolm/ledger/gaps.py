@@ -5,15 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from foliolm.core.plan import DecisionKind
 from foliolm.core.record import StepRecord
 
 _S = 1e-9
+MOST_GAP = 20.0
 
 
 def host_gap_s(steps: Sequence[StepRecord]) -> float:
-    """Median seconds between a step's end and the next one's start, where the next followed at once."""
-    busy = [gap for gap, idle in gaps(steps) if not idle]
-    return max(0.0, statistics.median(busy)) if busy else 0.0
+    """Mean seconds between a step's end and the next one's start, where the next followed at once.
+
+    No gap counts for more than ``MOST_GAP`` median ones.
+    """
+    busy = [max(0.0, gap) for gap, idle in gaps(steps) if not idle]
+    most = MOST_GAP * statistics.median(busy) if busy else 0.0
+    return statistics.fmean(min(gap, most) for gap in busy) if busy else 0.0
 
 
 def gaps(steps: Sequence[StepRecord]) -> list[tuple[float, bool]]:
@@ -25,7 +31,8 @@ def gaps(steps: Sequence[StepRecord]) -> list[tuple[float, bool]]:
             gap = (step.end_ns - previous.end_ns) * _S - step.seconds.total
             # An arrival into an idle engine is planned at once: the time before its plan was idle.
             planned = (step.time_ns - previous.end_ns) * _S
-            alone = step.num_decodes == 0 and not any(context for _, _, context, _ in step.rows)
+            admitted = {one.request_id for one in step.decisions if one.kind is DecisionKind.ADMIT}
+            alone = step.num_decodes == 0 and all(rid in admitted for rid, _, _, _ in step.rows)
             found.append((gap, alone and planned > 0.5 * gap and gap > 1e-3))
         previous = step
     return found

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from foliolm.core.adapter import AdapterRows, AdapterSize
+from foliolm.core.errors import ConfigError
 from foliolm.core.plan import LogitsAt, StepPlan
+from foliolm.core.valueclass import valueclass
 from foliolm.ledger.accounts import ModelAccount
 from foliolm.ledger.step_cost import StepCost, StepCounts, clamped_contexts
+
+
+@valueclass
+class Slowdown:
+    """By how much steps take longer in all than typical ones, which a step cost is fitted to: machines interrupt some.
+
+    Attributes:
+        decode: factor of steps of decodes alone.
+        prompt: factor of steps with chunks of prompts.
+    """
+
+    decode: float = 1.0
+    prompt: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("decode", "prompt"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"slowdown {name} is {value}; it must be finite and above 0")
 
 
 class PlanCost:
@@ -16,14 +38,21 @@ class PlanCost:
     Args:
         cost: the step cost.
         adapters: sizes of LoRA adapters by load id.
+        slowdown: what steps take on average, against the step cost.
     """
 
-    def __init__(self, cost: StepCost, adapters: Mapping[int, AdapterSize] | None = None) -> None:
+    def __init__(
+        self,
+        cost: StepCost,
+        adapters: Mapping[int, AdapterSize] | None = None,
+        slowdown: Slowdown | None = None,
+    ) -> None:
         self.cost = cost
         self.adapters = adapters or {}
+        self.slowdown = slowdown or Slowdown()
         self.knows_steady = not any(spec.window for spec in cost.model.kv)
         self._without_context: dict[int, float] = {}
-        self._per_token = cost.decode_seconds_per_token() if self.knows_steady else 0.0
+        self._per_token = cost.decode_seconds_per_token() * self.slowdown.decode if self.knows_steady else 0.0
 
     def seconds(self, plan: StepPlan) -> float:
         """Predicted seconds of the whole step."""
@@ -32,7 +61,8 @@ class PlanCost:
         alone = not plan.rows and not plan.swapped and not plan.adapters
         if self.knows_steady and count and alone and plan.padded_tokens == count:
             return self.steady_seconds(count, decodes.context_tokens, 0)
-        return self.cost.seconds(counts_of_plan(self.cost.model, plan, self.adapters))
+        counts = counts_of_plan(self.cost.model, plan, self.adapters)
+        return self.cost.seconds(counts) * (self.slowdown.prompt if counts.prefills else self.slowdown.decode)
 
     def steady_seconds(self, num_decodes: int, context: int, longest: int) -> float:
         """Predicted seconds of a step of decodes alone: all but their attention depends on their number only."""
@@ -45,7 +75,7 @@ class PlanCost:
         if known is None:
             no_context = (0.0,) * len(self.cost.model.kv)
             counts = StepCounts(num_decodes, num_decodes, num_decodes, no_context)
-            known = self._without_context[num_decodes] = self.cost.seconds(counts)
+            known = self._without_context[num_decodes] = self.cost.seconds(counts) * self.slowdown.decode
         return known, self._per_token
 
 

@@ -59,10 +59,11 @@ class Collector:
 
     Args:
         kv_blocks: usable blocks a group.
+        delivery_ns: from a token's commit until its client has it.
     """
 
-    def __init__(self, kv_blocks: int) -> None:
-        self.kv_blocks = kv_blocks
+    def __init__(self, kv_blocks: int, delivery_ns: int = 0) -> None:
+        self.kv_blocks, self.delivery_ns = kv_blocks, delivery_ns
         self.steps = 0
         self.num_ended = self.num_refused = self.num_aborted = 0
         self.prompt_tokens = self.output_tokens = 0
@@ -148,14 +149,14 @@ class Collector:
         start = stamps.arrival_ns
         if self.first_ns is None or start < self.first_ns:
             self.first_ns = start
-        self.last_ns = max(self.last_ns, stamps.last_token_ns)
+        self.last_ns = max(self.last_ns, stamps.last_token_ns + self.delivery_ns)
         self.prompt_tokens += record.num_prompt_tokens
         self.output_tokens += record.num_output_tokens
         if not stamps.first_token_ns:
             self.num_aborted += 1
             return
-        self.ttft.append(stamps.first_token_ns - start)
-        self.e2e.append(stamps.last_token_ns - start)
+        self.ttft.append(stamps.first_token_ns + self.delivery_ns - start)
+        self.e2e.append(stamps.last_token_ns + self.delivery_ns - start)
         self.queue.append(stamps.admitted_ns - start)
         if record.num_output_tokens > 1:
             self.tpot.append((stamps.last_token_ns - stamps.first_token_ns) / (record.num_output_tokens - 1))

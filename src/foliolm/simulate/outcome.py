@@ -35,6 +35,7 @@ class Machine:
         depth: steps in flight while the next is planned.
         times, adapters: see ``build_virtual_engine``.
         http_s: seconds from a request's arrival to the engine's queue.
+        delivery_s: seconds from a token's commit until its client has it; no step waits for that.
     """
 
     settings: SchedulerConfig
@@ -44,6 +45,7 @@ class Machine:
     times: CostModel | None = None
     adapters: Mapping[int, AdapterSize] = field(default_factory=dict)
     http_s: float = 0.0
+    delivery_s: float = 0.0
 
     def build(self, clock: VirtualClock) -> Engine:
         """The engine, by the one function that builds it."""
@@ -103,7 +105,7 @@ def play(
     engine = machine.build(clock)
     player = _Player(
         workload,
-        Collector(machine.settings.num_blocks - 1),
+        Collector(machine.settings.num_blocks - 1, round(machine.delivery_s * NS)),
         progress,
         AdapterTally(machine.adapters),
         round(machine.http_s * NS),
@@ -183,7 +185,7 @@ class _Player:
             yield self._arrival(item, START_NS)
 
     def following(self, record: RequestRecord, now: int) -> Iterable[Arrival]:
-        return self._after(record.request_id, now)
+        return self._after(record.request_id, now + self.collector.delivery_ns)
 
     def after_refusal(self, request_id: int, now: int) -> Iterable[Arrival]:
         return self._after(request_id, now)

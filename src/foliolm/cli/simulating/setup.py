@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foliolm.assemble import Books, virtual_scheduler
 from foliolm.cli.flags import FlagGroup
 from foliolm.cli.planning.options import bytes_of_gib, model_shape
 from foliolm.core.config import EngineConfig
 from foliolm.core.errors import ConfigError
-from foliolm.ledger.cost_file import load_cost
+from foliolm.ledger.cost_file import CostFile, load_cost
+from foliolm.ledger.plan_cost import PlanCost
 from foliolm.plan.setting import MemoryOptions, Setting
 from foliolm.shape.load import load_device
 from foliolm.simulate.outcome import Machine
 from foliolm.simulate.workload.adapters import AdapterOptions
 from foliolm.simulate.workload.options import WorkloadOptions
+
+if TYPE_CHECKING:
+    from foliolm.core.protocols import CostModel
 
 WORKLOAD_FLAGS = FlagGroup("workload", WorkloadOptions, "Workload")
 ADAPTER_FLAGS = FlagGroup("adapters", AdapterOptions, "Workload: LoRA adapters")
@@ -63,10 +67,13 @@ class Described:
         adapters = self.adapters.sizes(self.setting.shape)
         config = EngineConfig(model=self.setting.shape.name, enable_lora=bool(adapters), **settings)
         setting = replace(self.setting, block_size=config.block_size)
-        cost, source, host_s, http_s, times, about = setting.cost, "default", 0.0, 0.0, None, PRESET_ERROR
+        cost, source, about = setting.cost, "default", PRESET_ERROR
+        held: CostFile | None = None
+        times: CostModel | None = None
         if self.cost is not None:
             held = load_cost(self.cost, setting.account)
-            cost, source, host_s, http_s = held.cost, "file", held.host_gap_s, held.http_s
+            cost, source = held.cost, "file"
+            times = PlanCost(cost, adapters, held.slowdown)
             about = f"step cost: {self.cost}, fitted to {held.fitted_from}"
         if self.kernels is not None:
             from foliolm.ledger.kernel_cost import HostTimes, KernelCost
@@ -83,7 +90,10 @@ class Described:
         scheduler, reasons = virtual_scheduler(config, setting, cost, memory)
         ledger = None if self.ledger is None else str(self.ledger)
         books = Books(cost, source, ledger=ledger, itl_target_ms=config.itl_target_ms, timelines=ledger is not None)
-        return Machine(scheduler, books, host_s, config.pipeline_depth, times, adapters, http_s), (about, *reasons)
+        machine = Machine(scheduler, books, depth=config.pipeline_depth, times=times, adapters=adapters)
+        if held is not None:
+            machine = replace(machine, host_s=held.host_gap_s, http_s=held.http_s, delivery_s=held.delivery_s)
+        return machine, (about, *reasons)
 
 
 PRESET_ERROR = (
