@@ -32,7 +32,7 @@ def gaps(steps: Sequence[StepRecord]) -> list[tuple[float, bool]]:
             # An arrival into an idle engine is planned at once: the time before its plan was idle.
             planned = (step.time_ns - previous.end_ns) * _S
             admitted = {one.request_id for one in step.decisions if one.kind is DecisionKind.ADMIT}
-            alone = step.num_decodes == 0 and all(rid in admitted for rid, _, _, _ in step.rows)
+            alone = step.num_decodes == 0 and all(not context or rid in admitted for rid, _, context, _ in step.rows)
             found.append((gap, alone and planned > 0.5 * gap and gap > 1e-3))
         previous = step
     return found
