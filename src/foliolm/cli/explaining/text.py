@@ -180,8 +180,8 @@ def _print_achieved(console: Console, said: Explanation) -> None:
     for one in said.achieved:
         table.add_row(one.kind, str(one.steps), *achieved_cells(one))
     console.print(table)
-    for one in said.achieved:
-        console.print(one.words)
+    for words in dict.fromkeys(one.words for one in said.achieved):  # all decodes may have been of one sequence
+        console.print(words)
     if said.limits is None:
         console.print(UNKNOWN)
         return

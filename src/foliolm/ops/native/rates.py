@@ -14,34 +14,74 @@ from foliolm.ops.native.packed import pack_floats
 
 READ_BYTES = 128 << 20
 """More than the last cache of most machines holds."""
-OUTPUTS, INPUTS, ROWS = 1024, 1024, (16, 256)
-"""Of the product: two cores' caches hold the matrix; so many rows are bound by arithmetic; slow kernels take few."""
+STREAMS = 4
+"""Places from which a thread reads at once; two to four read faster than one, more do not."""
+OUTPUTS, INPUTS, FEW_ROWS, ROWS = 1024, 1024, 16, 96
+"""Of the product: two cores' caches hold the matrix, and so many rows are bound by arithmetic (more are no faster)."""
 ENOUGH_SECONDS = 0.1
 """A measurement of products ends with the round in which this is exceeded."""
 
 
+class ReadProbe:
+    """Memory to read, written once: pages that were not are one page.
+
+    Args:
+        library: the kernels.
+        threads: that read.
+        num_bytes: a pass.
+    """
+
+    def __init__(self, library: Library, threads: int, num_bytes: int = READ_BYTES) -> None:
+        self._read, self._threads = library.calls.folio_read_rate, threads
+        self._data = torch.ones(num_bytes, dtype=torch.uint8)
+
+    def rate(self, streams: int = STREAMS) -> float:
+        """Bytes a second of one pass; ``streams`` is a power of two."""
+        rate: float = self._read(self._data.data_ptr(), self._data.nbytes, self._threads, streams)
+        return rate
+
+
+class ProductProbe:
+    """A product with packed weights, its activations quantised as in a step.
+
+    Args:
+        library: the kernels.
+        form: of the weights.
+        threads: that multiply.
+    """
+
+    def __init__(self, library: Library, form: Format, threads: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._library, self._threads = library, threads
+        self._weight = pack_floats(library, torch.empty(OUTPUTS, INPUTS).normal_(generator=generator), form)
+        self._x, self._y = torch.empty(ROWS, INPUTS).normal_(generator=generator), torch.empty(ROWS, OUTPUTS)
+
+    def rate(self, rows: int = ROWS) -> float:
+        """Operations a second of one product, two a weight and row."""
+        library = self._library
+        linear = abi.Linear(1, (abi.Weight * 3)(self._weight.struct()), None)
+        began = time.perf_counter()
+        library.check(
+            library.calls.folio_linear(
+                ctypes.byref(linear), self._x.data_ptr(), rows, self._y.data_ptr(), self._threads, None, 0
+            )
+        )
+        return 2.0 * rows * OUTPUTS * INPUTS / (time.perf_counter() - began)
+
+
 def read_rate(library: Library, threads: int, num_bytes: int = READ_BYTES, rounds: int = 8) -> float:
     """Bytes a second that so many threads read; the best of the rounds counts."""
-    data = torch.ones(num_bytes, dtype=torch.uint8)  # written: pages that were not are one page
-    best: float = max(library.calls.folio_read_rate(data.data_ptr(), num_bytes, threads) for _ in range(rounds))
-    return best
+    probe = ReadProbe(library, threads, num_bytes)
+    return max(probe.rate() for _ in range(rounds))
 
 
-def product_rate(library: Library, form: Format, threads: int, rounds: int = 10) -> float:
-    """Operations a second (two a weight and row) of a product with packed weights; the best of the rounds counts."""
-    generator = torch.Generator().manual_seed(0)
-    weight = pack_floats(library, torch.empty(OUTPUTS, INPUTS).normal_(generator=generator), form)
-    linear = abi.Linear(1, (abi.Weight * 3)(weight.struct()), None)
-    x, y = torch.empty(ROWS[-1], INPUTS).normal_(generator=generator), torch.empty(ROWS[-1], OUTPUTS)
+def product_rate(library: Library, form: Format, threads: int, rounds: int = 24) -> float:
+    """Operations a second of a product with packed weights; the best of the rounds counts."""
+    probe = ProductProbe(library, form, threads)
     best, began = 0.0, time.perf_counter()
-    for rows in ROWS:
+    for rows in (FEW_ROWS, ROWS):  # kernels that any compiler makes may take a second for many
         for _ in range(rounds):
-            start = time.perf_counter()
-            library.check(
-                library.calls.folio_linear(ctypes.byref(linear), x.data_ptr(), rows, y.data_ptr(), threads, None, 0)
-            )
-            end = time.perf_counter()
-            best = max(best, 2.0 * rows * OUTPUTS * INPUTS / (end - start))
-            if end - began > ENOUGH_SECONDS:
+            best = max(best, probe.rate(rows))
+            if time.perf_counter() - began > ENOUGH_SECONDS:
                 return best
     return best

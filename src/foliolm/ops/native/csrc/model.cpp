@@ -287,25 +287,28 @@ int64_t folio_linear(const FolioLinear* linear, const float* x, int64_t rows, fl
     });
 }
 
-// Bytes a second that `threads` threads read from `data`, `size` bytes once.
-double folio_read_rate(const uint8_t* data, int64_t size, int64_t threads) {
+// Bytes a second that `threads` threads read from `data`, `size` bytes once, each of them from `streams` places at once: a
+// CPU that fetches ahead within a page only waits less at their beginnings.
+double folio_read_rate(const uint8_t* data, int64_t size, int64_t threads, int64_t streams) {
     std::lock_guard<std::mutex> held(folio::call_mutex());
     static volatile float sink [[maybe_unused]];
+    constexpr int64_t PIECE = 1 << 18;
     auto began = std::chrono::steady_clock::now();
     folio::run_team(int(threads), [&](folio::Team& team, int) {
-        constexpr int64_t PIECE = 1 << 18;
-        int64_t begin, end;
+        int64_t stream = PIECE / 4 / streams, begin, end;
         folio::vf sums[4] = {folio::vzero(), folio::vzero(), folio::vzero(), folio::vzero()};
         while (team.take(size / PIECE, 1, begin, end)) {
             const float* at = reinterpret_cast<const float*>(data + begin * PIECE);
-            for (int64_t i = 0; i < PIECE / 4; i += 4 * folio::LANES)
-                for (int j = 0; j < 4; j++) sums[j] = folio::vmax(sums[j], folio::vload(at + i + j * folio::LANES));
+            for (int64_t i = 0; i + 4 * folio::LANES <= stream; i += 4 * folio::LANES)
+                for (int64_t s = 0; s < streams; s++)
+                    for (int j = 0; j < 4; j++)
+                        sums[j] = folio::vmax(sums[j], folio::vload(at + s * stream + i + j * folio::LANES));
         }
         sink = folio::vsum(folio::vadd(folio::vadd(sums[0], sums[1]), folio::vadd(sums[2], sums[3])));
         team.barrier();
     });
     double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    return double(size / (1 << 18) * (1 << 18)) / seconds;
+    return double(size / PIECE * PIECE) / seconds;
 }
 
 }  // extern "C"
