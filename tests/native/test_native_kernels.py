@@ -67,6 +67,54 @@ def test_products_match_float64(native, form, n, k, rows, threads, seed):
     assert (got.double() - expected).abs().max() <= TOLERANCE[form] * max(1.0, float((expected - bias).abs().max()))
 
 
+def x_with_outliers(rows, k, every, size):
+    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(5))
+    x[::every, 37] = size
+    return x
+
+
+@pytest.mark.parametrize("form", [Format.Q4_0, Format.Q4_1])
+def test_4_bit_products_of_a_row_are_the_same_in_whatever_batch(native, form):
+    """Few rows meet the weights as they are stored, many meet them expanded; the same sums in the same order."""
+    weight = pack_floats(native, torch.randn(50, 1000, generator=torch.Generator().manual_seed(6)), form)
+    x = x_with_outliers(70, 1000, 3, 400.0)
+    x[4] *= 1e-35  # next to nothing
+    x[5] = 0
+    together = product(native, [weight], None, x)
+    assert torch.isfinite(together).all()
+    for at in (0, 3, 4, 5, 31, 69):
+        assert torch.equal(product(native, [weight], None, x[at : at + 1])[0], together[at])
+    assert torch.equal(product(native, [weight], None, x[60:]), together[60:])
+
+
+@pytest.mark.parametrize("form", [Format.Q4_0, Format.Q4_1])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_an_outlier_leaves_its_neighbours_their_bits(native, form, rows):
+    """8 bits a group alone would round what lies beside the outlier to whole multiples of 3."""
+    w = torch.randn(20, 1000, generator=torch.Generator().manual_seed(6))
+    w[:, :32] = 0
+    w[:, 64:] = 0  # only the outlier's group counts
+    weight = pack_floats(native, w, form)
+    x = x_with_outliers(rows, 1000, 1, 400.0)
+    expected = x.double() @ weight.rows(native, list(range(20))).double().T
+    beside = x.clone()
+    beside[:, 37] = 0
+    scale = (beside.double() @ weight.rows(native, list(range(20))).double().T).abs().max()
+    assert (product(native, [weight], None, x).double() - expected).abs().max() < 0.03 * scale
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("form", [Format.Q4_0, Format.Q4_1])
+def test_a_row_that_is_not_finite_gives_no_result_and_harms_nobody(native, form, bad):
+    weight = pack_floats(native, torch.randn(20, 96, generator=torch.Generator().manual_seed(6)), form)
+    x = torch.ones(9, 96)
+    alone = product(native, [weight], None, x)
+    x[4, 7] = bad
+    got = product(native, [weight], None, x)
+    assert torch.isnan(got[4]).all()
+    assert torch.equal(got[[0, 3, 5, 8]], alone[[0, 3, 5, 8]])
+
+
 @settings(max_examples=25)
 @given(
     st.sampled_from(list(Format)),

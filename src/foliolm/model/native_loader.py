@@ -13,6 +13,7 @@ from foliolm.model.loader import check_runnable, layer_groups
 from foliolm.model.native import NativeLayer, NativeLinear, NativeModel
 from foliolm.model.parameters import ignorable, parts
 from foliolm.model.rotary import rotary_frequencies
+from foliolm.ops.memory import Arena
 from foliolm.ops.native.abi import Format
 from foliolm.ops.native.library import Library
 from foliolm.ops.native.packed import AS_STORED, FORMATS, PackedWeight, pack_floats, pack_ggml
@@ -75,6 +76,7 @@ class NativeBuilder:
         self._wanted = {part.name: part.shape for part in self.parameters}
         self._missing = dict.fromkeys(self._wanted)
         self._matrices: dict[str, PackedWeight] = {}
+        self._arena = Arena()
         self._vectors: dict[str, Tensor] = {}
         self._formats: dict[str, int] = {}
 
@@ -91,7 +93,7 @@ class NativeBuilder:
         if tensor.dim() == 1:
             self._vectors[name] = tensor.to(torch.float32).contiguous().clone()
         else:
-            self._keep(name, pack_floats(self._library, tensor, FORMATS[self._weights]), self._weights)
+            self._keep(name, pack_floats(self._library, tensor, FORMATS[self._weights], self._arena), self._weights)
 
     def add_stored(self, name: str, stored: Stored, floats: Callable[[], Any]) -> None:
         """One parameter of a GGUF file: as stored where there is a kernel, else from its floats.
@@ -106,10 +108,11 @@ class NativeBuilder:
             return
         packed = None
         if stored.type_name in AS_STORED:
-            packed = pack_ggml(self._library, stored.type_name, stored.shape, stored.rows)
+            packed = pack_ggml(self._library, stored.type_name, stored.shape, stored.rows, self._arena)
         kept = stored.type_name.lower()
         if packed is None:
-            packed, kept = pack_floats(self._library, torch.as_tensor(floats()), Format.Q8_0), "q8_0"
+            packed = pack_floats(self._library, torch.as_tensor(floats()), Format.Q8_0, self._arena)
+            kept = "q8_0"
         self._take(name, tuple(stored.shape))
         self._keep(name, packed, kept)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -15,6 +13,7 @@ from foliolm.core.kvspec import KVSpec
 from foliolm.core.plan import BlockCopy, BlockSwap
 from foliolm.model.layer import LayerKV
 from foliolm.model.loader import layer_groups
+from foliolm.ops.memory import reserve
 from foliolm.shape.kv_specs import kv_specs
 from foliolm.shape.model import ModelShape
 
@@ -141,15 +140,9 @@ def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, pinned: bool) -> Ten
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, big_pages: bool = False) -> Tensor:
-    """Zeros; on the CPU memory that the system gives as it is touched, in big pages where it has them.
-
-    A gather of blocks jumps across the whole pool: with 4 KiB pages most of its jumps miss the TLB.
-    """
+    """Zeros; on the CPU memory that the system gives as it is touched."""
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if big_pages and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them: the same memory, in small pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = reserve(count * dtype.itemsize, big_pages)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foliolm.ops.memory import Arena
 from foliolm.ops.native import abi
 from foliolm.ops.native.abi import Format
 from foliolm.ops.native.library import Library
@@ -52,16 +53,18 @@ class PackedWeight:
         return out
 
 
-def pack_floats(library: Library, weight: Tensor, form: Format) -> PackedWeight:
-    """A matrix [n, k] of floats; quantised formats round to the nearest."""
+def pack_floats(library: Library, weight: Tensor, form: Format, arena: Arena | None = None) -> PackedWeight:
+    """A matrix [n, k] of floats; quantised formats round to the nearest. ``arena``: where it shall lie."""
     n, k = weight.shape
     rows = weight.to(torch.float32).contiguous()
-    packed = torch.empty(library.calls.folio_packed_bytes(int(form), n, k), dtype=torch.uint8)
+    packed = _empty(library, form, n, k, arena)
     library.calls.folio_pack_floats(int(form), n, k, rows.data_ptr(), packed.data_ptr())
     return PackedWeight(form, n, k, packed)
 
 
-def pack_ggml(library: Library, type_name: str, shape: tuple[int, ...], rows: Any) -> PackedWeight | None:
+def pack_ggml(
+    library: Library, type_name: str, shape: tuple[int, ...], rows: Any, arena: Arena | None = None
+) -> PackedWeight | None:
     """A matrix of a GGUF file in its stored type, rearranged but not converted; None where the type has no kernel.
 
     Args:
@@ -69,13 +72,19 @@ def pack_ggml(library: Library, type_name: str, shape: tuple[int, ...], rows: An
         type_name: ggml's.
         shape: (n, k).
         rows: uint8 array [n, bytes a row].
+        arena: where it shall lie.
     """
     if type_name not in AS_STORED:
         return None
     number, form = AS_STORED[type_name]
     n, k = shape
     stored = torch.from_numpy(rows.copy())
-    packed = torch.empty(library.calls.folio_packed_bytes(int(form), n, k), dtype=torch.uint8)
+    packed = _empty(library, form, n, k, arena)
     if library.calls.folio_pack_ggml(number, int(form), n, k, stored.data_ptr(), packed.data_ptr()):
         return None
     return PackedWeight(form, n, k, packed)
+
+
+def _empty(library: Library, form: Format, n: int, k: int, arena: Arena | None) -> Tensor:
+    nbytes = library.calls.folio_packed_bytes(int(form), n, k)
+    return torch.empty(nbytes, dtype=torch.uint8) if arena is None else arena.empty(nbytes)

@@ -11,7 +11,7 @@ namespace folio {
 
 constexpr int64_t UNIT = 64;    // keys that are looked at together
 constexpr int64_t SPLIT = 512;  // keys of one work item of a row with a single query
-constexpr int64_t TILE = 96;    // rows (queries times the heads that share a KV head) of a work item at most
+constexpr int64_t TILE = 192;    // rows (queries times the heads that share a KV head) of a work item at most
 
 // Where keys and values of one layer lie.
 struct Pages {

@@ -22,7 +22,7 @@ void unpack_row(const FolioWeight& weight, int64_t row, float* out);
 
 // Rows of activations in the forms that the weights' formats want.
 struct Forms {
-    bool f32 = false, s16 = false, pairs = false;
+    bool f32 = false, s16 = false, s8 = false;
 };
 Forms forms_of(const FolioLinear& linear);
 
@@ -32,15 +32,25 @@ struct Activations {
     std::vector<float> f32;           // [rows, k]
     std::vector<int16_t> s16;         // [rows, padded]
     std::vector<float> s16_scale;     // [rows]
-    std::vector<int16_t> pairs;       // [rows, padded], of each four the middle two swapped
-    std::vector<float> pairs_scale;   // [rows]
-    std::vector<float> pairs_sum;     // [rows, groups] sum of the group
+    std::vector<int8_t> s8;           // [rows, padded]
+    std::vector<float> s8_scale;      // [rows, groups]
+    std::vector<float> s8_sum;        // [rows, groups] sum of the group, its scale in it
+    // What 8 bits leave of the groups whose largest value stands out of its row: the same again, zero elsewhere.
+    std::vector<uint8_t> fine;        // [rows, groups] whether there is any
+    std::vector<int8_t> rest;         // [rows, padded]
+    std::vector<float> rest_scale;    // [rows, groups]
+    std::vector<float> rest_sum;      // [rows, groups]
     int64_t s16_top = 32767;
 
     // `floats`: rows are kept as they are too, whatever the weights' formats want.
     void shape(const FolioLinear& linear, int64_t rows, bool floats = false);
     // Row `row` from `x` [k].
     void set(int64_t row, const float* x);
+
+private:
+    void set_s16(int64_t row, const float* x);
+    void set_s8(int64_t row, const float* x);
+    void set_group(int64_t at, const float* x, float limit);
 };
 
 enum class Into { store, add, silu_mul };

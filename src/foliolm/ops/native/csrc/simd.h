@@ -110,6 +110,9 @@ inline vf vload_s8(const int8_t* p) {
 inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)));
 }
+inline void vstore_s8(int8_t* p, vf a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
 inline vf vround(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf vpow2(vf n) {  // 2^n for whole n
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
@@ -127,11 +130,11 @@ inline vi iwiden8(const int8_t* p) {
 }
 inline vi dot2(vi acc, vi w, vi x) { return _mm512_dpwssd_epi32(acc, w, x); }
 inline vf ifloat(vi a) { return _mm512_cvtepi32_ps(a); }
-// Every fourth nibble from the n-th on, each in 16 bits.
-template <int N>
-inline vi inibbles(vi a) {
-    return _mm512_and_si512(_mm512_srli_epi32(a, 4 * N), _mm512_set1_epi32(0x000f000f));
-}
+// Sums of products of four unsigned bytes (at most 15) and four signed ones: eight calls, then dot4_sums.
+inline vi dot4(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
+inline vi dot4_sums(vi acc) { return acc; }
+inline vi ilow4(vi a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+inline vi ihigh4(vi a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 
 #elif defined(FOLIO_AVX2)
 
@@ -179,6 +182,11 @@ inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
 }
+inline void vstore_s8(int8_t* p, vf a) {
+    __m256i wide = _mm256_cvtps_epi32(a);
+    __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(shorts, shorts));
+}
 inline vf vround(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf vpow2(vf n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
@@ -201,10 +209,11 @@ inline vi keep(vi acc) {
 }
 inline vi dot2(vi acc, vi w, vi x) { return keep(_mm256_add_epi32(acc, _mm256_madd_epi16(w, x))); }
 inline vf ifloat(vi a) { return _mm256_cvtepi32_ps(a); }
-template <int N>
-inline vi inibbles(vi a) {
-    return _mm256_and_si256(_mm256_srli_epi32(a, 4 * N), _mm256_set1_epi32(0x000f000f));
-}
+// Pairs are summed in 16 bits: eight products of 15 · 127 fit, twice.
+inline vi dot4(vi acc, vi w, vi x) { return keep(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
+inline vi dot4_sums(vi acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
+inline vi ilow4(vi a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
+inline vi ihigh4(vi a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
 
 #else
 
@@ -212,6 +221,7 @@ constexpr int LANES = 4;
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef int16_t vshorts __attribute__((vector_size(16)));
+typedef int8_t vbytes __attribute__((vector_size(16)));
 inline vf vzero() { return vf{0, 0, 0, 0}; }
 inline vf vload(const float* p) {
     vf a;
@@ -240,6 +250,9 @@ inline vf vload_f16(const uint16_t* p) {
 inline vf vload_s8(const int8_t* p) { return vf{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
 inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
     for (int i = 0; i < 4; i++) p[i] = int16_t(a[i]);
+}
+inline void vstore_s8(int8_t* p, vf a) {
+    for (int i = 0; i < 4; i++) p[i] = int8_t(a[i]);
 }
 inline vf vround(vf a) {
     return vf{std::nearbyint(a[0]), std::nearbyint(a[1]), std::nearbyint(a[2]), std::nearbyint(a[3])};
@@ -273,10 +286,18 @@ inline vi dot2(vi acc, vi w, vi x) {
     return acc + products;
 }
 inline vf ifloat(vi a) { return __builtin_convertvector(a, vf); }
-template <int N>
-inline vi inibbles(vi a) {
-    return (a >> 4 * N) & 0x000f000f;
+inline vi dot4(vi acc, vi w, vi x) {
+    vbytes a = vbytes(w), b = vbytes(x);
+    vi products;
+    for (int i = 0; i < 4; i++) {
+        products[i] = 0;
+        for (int j = 4 * i; j < 4 * i + 4; j++) products[i] += int(a[j]) * b[j];
+    }
+    return acc + products;
 }
+inline vi dot4_sums(vi acc) { return acc; }
+inline vi ilow4(vi a) { return a & 0x0f0f0f0f; }
+inline vi ihigh4(vi a) { return (a >> 4) & 0x0f0f0f0f; }
 
 #endif
 
