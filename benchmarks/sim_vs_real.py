@@ -13,7 +13,8 @@ For every load: measured (median of the repeats), predicted, error (simulated âˆ
 spread (max âˆ’ min) / median, and whether the error is within the larger of the bound and 1.5 spreads. The bounds:
 throughput 5%, median TTFT and TPOT 10%, their P99 20%. The client shares the machine's cores with the server:
 ``client_bottleneck`` has its own signs of that; ``others_cores`` is what processes that have nothing to do with it took
-at most, ``stolen_cores`` what other machines of the same host did (Linux).
+at most, ``stolen_cores`` what other machines of the same host did (Linux). Where others took more than a tenth of a
+core, ``quiet`` is false, and so is ``met``: repeats then differ by so much that their spread would excuse any error.
 
 With ``--keep DIR`` the repeats of earlier calls count too, so that several short calls make one report; ``--repeats 0``
 only reports. ``--scale 0.1`` asks a tenth of the requests of both.
@@ -49,6 +50,8 @@ CALIBRATE = ["--input-len", "uniform:8:320", "--output-len", "uniform:8:56"]
 JUDGE = ["--input-len", "lognormal:90:0.7", "--output-len", "lognormal:24:0.6"]
 CLOSED = ((1, 2), (2, 4), (3, 6), (5, 10), (9, 18), (16, 32))
 """Senders, and requests at scale 1, of the loops that are calibrated on: every size of batch comes up."""
+MOST_OTHERS = 0.1
+"""Cores that others may take: beyond it repeats differ by so much that their spread would excuse any error."""
 SETTLE_S = 2.0
 """A server reads its vocabulary in the first second after it is ready."""
 REQUESTS = 200
@@ -263,6 +266,8 @@ def reported(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             }
         )
     quiet = [each for round_ in rounds for each in json.loads((round_ / "loops.json").read_text())]
+    taken = most([*quiet, *(run for of_load in runs.values() for run in of_load)], "others_cores")
+    alone = taken is None or taken <= MOST_OTHERS
     return {
         "requests": requests_of(args),
         "saturation_requests_per_s": round(saturated, 4),
@@ -272,7 +277,8 @@ def reported(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "stolen_cores": most(quiet, "stolen_cores"),
         },
         "loads": loads,
-        "met": all(part["met"] for each in loads for part in each.values() if isinstance(part, dict)),
+        "quiet": alone,
+        "met": alone and all(part["met"] for each in loads for part in each.values() if isinstance(part, dict)),
     }
 
 
