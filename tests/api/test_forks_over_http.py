@@ -3,9 +3,6 @@
 import openai
 import pytest
 
-import foliolm
-from foliolm.core.errors import RequestError
-
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 STORY = [4000 + 11 * i for i in range(100)]
 
@@ -88,19 +85,3 @@ def test_a_search_that_can_never_fit_is_refused_with_the_sum(client):
         client.completions.create(
             model="smollm2-135m", prompt="x", max_tokens=500, n=16, extra_body={"use_beam_search": True}
         )
-
-
-def test_the_library_searches(lean_settings):
-    with foliolm.LLM("smollm2-135m", **lean_settings) as llm:
-        params = foliolm.BeamSearchParams(beam_width=3, max_tokens=6, length_penalty=1.0)
-        one, two = llm.beam_search(["The capital of France is", [504, 3575, 282, 4649, 314]], params)
-        assert [sequence.tokens for sequence in one.sequences] == [sequence.tokens for sequence in two.sequences]
-        scores = [sequence.score for sequence in one.sequences]
-        assert scores == sorted(scores, reverse=True)
-        best = one.sequences[0]
-        assert best.cum_logprob == pytest.approx(sum(entry.logprob for entry in best.logprobs))
-        assert best.tokens[:5] == (504, 3575, 282, 4649, 314)
-        assert "Paris" in best.text
-        with pytest.raises(RequestError, match="best_of"):
-            llm.beam_search("x", foliolm.BeamSearchParams(beam_width=0, max_tokens=6))
-        assert llm.engine.check_invariants() == []

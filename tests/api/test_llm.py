@@ -2,7 +2,7 @@
 
 import pytest
 
-from foliolm import LLM, SamplingParams
+from foliolm import LLM, BeamSearchParams, SamplingParams
 from foliolm.core.errors import QueueFullError, RequestError
 
 
@@ -65,6 +65,21 @@ def test_prompt_logprobs(llm):
     assert entries[0] is None
     assert [entry.token_id for entry in entries[1:]] == list(output.prompt_token_ids[1:])
     assert all(entry.logprob <= 0 for entry in entries[1:])
+
+
+def test_beam_search(llm):
+    params = BeamSearchParams(beam_width=3, max_tokens=6, length_penalty=1.0)
+    one, two = llm.beam_search(["The capital of France is", [504, 3575, 282, 4649, 314]], params)
+    assert [sequence.tokens for sequence in one.sequences] == [sequence.tokens for sequence in two.sequences]
+    scores = [sequence.score for sequence in one.sequences]
+    assert scores == sorted(scores, reverse=True)
+    best = one.sequences[0]
+    assert best.cum_logprob == pytest.approx(sum(entry.logprob for entry in best.logprobs))
+    assert best.tokens[:5] == (504, 3575, 282, 4649, 314)
+    assert "Paris" in best.text
+    with pytest.raises(RequestError, match="best_of"):
+        llm.beam_search("x", BeamSearchParams(beam_width=0, max_tokens=6))
+    assert llm.engine.check_invariants() == []
 
 
 @pytest.mark.parametrize(
