@@ -67,9 +67,8 @@ class Sampler:
             if np.intersect1d(edited, reported).size:
                 logits = raw.clone()  # logprobs are of the raw ones
             self._edit(logits, edited, slots, errors)
-        best, choice = logits.max(dim=-1)
-        tokens = choice.cpu().numpy()
-        for row in torch.nonzero(~torch.isfinite(best)).flatten().tolist():
+        best, tokens = _likeliest(logits)
+        for row in np.flatnonzero(~np.isfinite(best)).tolist():
             errors.setdefault(row, NOTHING_LEFT if rows.edited[slots[row]] and best[row] == -math.inf else NOT_FINITE)
         random = np.flatnonzero(~rows.greedy[slots])
         if errors:
@@ -188,6 +187,16 @@ class Sampler:
             floor[at] = torch.where(enough, torch.maximum(low, last), low)
             left = left[~enough.cpu().numpy()]
             count *= 8
+
+
+def _likeliest(logits: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """[S] each row's largest logit (NaN, if there is one) and its token, of [S, V]."""
+    if logits.device.type == "cpu":
+        rows = logits.numpy()  # whose argmax is several times as fast as PyTorch's on a CPU
+        tokens = rows.argmax(-1)
+        return rows[np.arange(len(rows)), tokens], tokens
+    best, choice = logits.max(dim=-1)
+    return best.cpu().numpy(), choice.cpu().numpy()
 
 
 def token_logprobs(logits: Tensor, tokens: NDArray[np.int64], count: int) -> list[TokenLogprobs]:
