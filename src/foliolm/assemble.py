@@ -396,10 +396,13 @@ def _load(config: EngineConfig, files: ModelFiles, report: Callable[[str], None]
         report(choice.reason)
         if choice.library is not None:
             native = _load_native(config, files, choice.library)
+            native.deterministic = config.deterministic
             report(_loaded(files, native, began))
             return native
     elif config.kernels not in ("auto", "torch"):
         raise ConfigError(f"--kernels is {config.kernels!r}; native kernels are for --device cpu")
+    if config.deterministic:
+        raise ConfigError("--deterministic needs the native kernels; PyTorch's results depend on the batch")
     dtype = resolve_dtype(config.dtype, device)
     _check_plain(config, dtype)
     model: Model

@@ -39,11 +39,12 @@ def native(request):
     return kernels(request.param)
 
 
-def product(lib, parts, bias, x, threads=2, lora=None, index=0):
+def product(lib, parts, bias, x, threads=2, lora=None, index=0, deterministic=False):
     structs = (abi.Weight * 3)(*(part.struct() for part in parts))
     linear = abi.Linear(len(parts), structs, None if bias is None else bias.data_ptr())
     y = torch.full((len(x), sum(part.n for part in parts)), math.nan)
-    lib.check(lib.calls.folio_linear(ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr(), threads, lora, index))
+    call = (ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr(), threads, deterministic, lora, index)
+    lib.check(lib.calls.folio_linear(*call))
     return y
 
 
@@ -241,6 +242,38 @@ def test_a_smaller_kv_cache_changes_little(target, kv, limit):
     ]
     gaps = [abs(a.logprob - b.logprob) for a, b in zip(*entries, strict=True)]
     assert 0 < max(gaps) < limit
+
+
+@pytest.mark.parametrize(("kind", "config"), [SHAPES[1], SHAPES[4]], ids=["llama", "mistral"])
+@pytest.mark.parametrize("kv", [torch.float32, torch.int8])
+@pytest.mark.parametrize("target", ["native", "portable"])
+def test_deterministic_results_are_the_same_in_whatever_batch_and_chunks(target, kind, config, kv):
+    """Bit by bit; and not without the setting, else it would do nothing."""
+    theirs = reference(kind, **config)
+    overrides = {"sliding_window": config["sliding_window"]} if "sliding_window" in config else {}
+    model = ours_on(target, theirs, kind, **overrides)
+    model.kv_dtype = kv
+    prompts = [[(7 * i * i + 11 * n) % 160 for i in range(n)] for n in (1, 9, 40, 150)]
+    asked = [request(i, prompt, max_tokens=12, logprobs=2, prompt_logprobs=0) for i, prompt in enumerate(prompts)]
+
+    def outcomes(groups, chunk):
+        """Tokens and logprobs of the requests, run group by group."""
+        found = {}
+        for group in groups:
+            run = generate(model, [asked[i] for i in group], chunk=chunk, block_size=8)
+            for i in group:
+                entries = [*run.by_id[i].prompt_logprobs[1:], *run.by_id[i].logprobs]
+                found[i] = (run.by_id[i].tokens, [entry.logprob for entry in entries])
+        return found
+
+    settings = [([[0], [1], [2], [3]], 1000), ([[0, 1, 2, 3]], 17), ([[3, 1], [2, 0]], 64)]
+    loose = [outcomes(*setting) for setting in settings]
+    assert any(other != loose[0] for other in loose[1:])
+    model.deterministic = True
+    first, *others = (outcomes(*setting) for setting in settings)
+    assert all(other == first for other in others)
+    for i in range(len(prompts)):
+        assert first[i][1] == pytest.approx(loose[0][i][1], abs=0.02 if kv == torch.int8 else 2e-4)
 
 
 def test_the_best_target_is_one_that_the_cpu_has():

@@ -104,6 +104,8 @@ class NativeModel:
         num_tokens: token ids that exist.
         kv_dtype: of keys and values: float32, bfloat16 or int8.
         weights_name: how the matrices are stored, for people and for the books.
+        deterministic: a token's result does not depend on what else its step holds: queries of decodes are treated as
+            those of prompts are, and float products of single rows wait for their own sums.
     """
 
     shape: ModelShape
@@ -121,6 +123,7 @@ class NativeModel:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     native: bool = True
     lora: NativeLora | None = None
+    deterministic: bool = False
     _struct: abi.Model | None = None
     _head: abi.Linear | None = None
     _kv: _KVPointers | None = None
@@ -172,6 +175,8 @@ class NativeModel:
             int(KV_FORMATS[kv[0].keys.dtype]),
             torch.get_num_threads(),
             hidden.data_ptr(),
+            None,
+            self.deterministic,
         )
         if step.lora is not None and self.lora is not None:
             call.lora = ctypes.pointer(self.lora.struct(step.lora, step.lora_outputs))
@@ -194,6 +199,7 @@ class NativeModel:
                 len(hidden),
                 logits.data_ptr(),
                 torch.get_num_threads(),
+                self.deterministic,
                 adapters,
                 index,
             )

@@ -111,6 +111,7 @@ class Step(Structure):
         ("threads", c_int64),
         ("hidden", c_void_p),
         ("lora", POINTER(Lora)),
+        ("deterministic", c_int64),
     )
 
 
@@ -126,7 +127,7 @@ def declare(library: ctypes.CDLL) -> None:
         ("folio_pack_ggml", i64, (i64, i64, i64, i64, ptr, ptr)),
         ("folio_unpack_row", None, (POINTER(Weight), i64, ptr)),
         ("folio_forward", i64, (POINTER(Model), POINTER(Step))),
-        ("folio_linear", i64, (POINTER(Linear), ptr, i64, ptr, i64, POINTER(Lora), i64)),
+        ("folio_linear", i64, (POINTER(Linear), ptr, i64, ptr, i64, i64, POINTER(Lora), i64)),
         ("folio_read_rate", ctypes.c_double, (ptr, i64, i64, i64)),
     ):
         function = getattr(library, name)

@@ -63,7 +63,7 @@ class ProductProbe:
         began = time.perf_counter()
         library.check(
             library.calls.folio_linear(
-                ctypes.byref(linear), self._x.data_ptr(), rows, self._y.data_ptr(), self._threads, None, 0
+                ctypes.byref(linear), self._x.data_ptr(), rows, self._y.data_ptr(), self._threads, False, None, 0
             )
         )
         return 2.0 * rows * OUTPUTS * INPUTS / (time.perf_counter() - began)

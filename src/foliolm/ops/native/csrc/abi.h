@@ -86,6 +86,7 @@ struct FolioStep {
     int64_t block_size, kv_format, threads;
     float* hidden;  // [outputs, hidden] normalised hidden states
     const FolioLora* lora;  // null: no token has an adapter
+    int64_t deterministic;  // not 0: a token's result does not depend on what else the step holds
 };
 
 }  // extern "C"

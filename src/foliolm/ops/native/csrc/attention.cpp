@@ -251,9 +251,10 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
     for (int64_t row = 0; row < step.num_rows; row++) {
         int64_t count = step.starts[row + 1] - step.starts[row], context = step.used[row] - count;
         auto lowest = [&](int64_t query) {
-            return group.window ? std::max<int64_t>(0, context + query + 1 - group.window) : int64_t(0);
+            int64_t low = group.window ? std::max<int64_t>(0, context + query + 1 - group.window) : int64_t(0);
+            return step.deterministic ? low / UNIT * UNIT : low;  // whatever the queries: sums begin at whole units
         };
-        if (count == 1) {
+        if (count == 1 && !step.deterministic) {
             int64_t low = lowest(0), length = step.used[row] - low;
             int64_t splits = (length + SPLIT - 1) / SPLIT;
             for (int64_t head = 0; head < kv_heads; head += together) {
@@ -440,7 +441,7 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
     int64_t begin, end, total = int64_t(items_.size());
     while (team.take(total, 1, begin, end)) {
         const Item& item = items_[size_t(begin)];
-        if (step_->starts[item.row + 1] - step_->starts[item.row] == 1)
+        if (step_->starts[item.row + 1] - step_->starts[item.row] == 1 && !step_->deterministic)
             single(item, pages, q, ldq, out, s);
         else
             tile(item, pages, q, ldq, out, s);

@@ -8,6 +8,9 @@
 #include "simd.h"
 
 namespace folio {
+
+bool one_order = false;
+
 namespace {
 
 // Bytes ahead of a product in its weights: what memory answers late is asked for early, into the next panel too.
@@ -54,7 +57,7 @@ void floats(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k, flo
     } else {
         clear(acc);
     }
-    if constexpr (R == 1) {
+    if (R == 1 && !one_order) {
         // A single row would wait for its own sums: four chains run side by side.
         Tile<1> more[3];
         for (auto& each : more) clear(each);

@@ -53,6 +53,9 @@ private:
     void set_group(int64_t at, const float* x, float limit);
 };
 
+// Whether rows of float products are summed in one order, however many there are. Set before a call's threads start.
+extern bool one_order;
+
 enum class Into { store, add, silu_mul };
 
 // What adapters add to a linear, once their rows are shrunk: its number among an adapter's linears.

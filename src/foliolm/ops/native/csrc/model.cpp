@@ -252,16 +252,19 @@ void folio_unpack_row(const FolioWeight* weight, int64_t row, float* out) { foli
 int64_t folio_forward(const FolioModel* model, const FolioStep* step) {
     return folio::guarded([&] {
         std::lock_guard<std::mutex> held(folio::call_mutex());
+        folio::one_order = step->deterministic != 0;
         folio::Forward forward(*model, *step, folio::buffers());
         folio::run_team(int(step->threads), [&](folio::Team& team, int thread) { forward.run(team, thread); });
     });
 }
 
 // y [rows, n] = x [rows, k] · Wᵀ + b, and what linear `index` of the adapters adds, where `lora` is given.
+// `deterministic`: as a step's.
 int64_t folio_linear(const FolioLinear* linear, const float* x, int64_t rows, float* y, int64_t threads,
-                     const FolioLora* lora, int64_t index) {
+                     int64_t deterministic, const FolioLora* lora, int64_t index) {
     return folio::guarded([&] {
         std::lock_guard<std::mutex> held(folio::call_mutex());
+        folio::one_order = deterministic != 0;
         auto& activations = folio::buffers().activations;
         auto& by_adapter = folio::buffers().tokens;
         folio::LoraAddition addition;
