@@ -82,10 +82,10 @@ class Sampler:
             grammar = self._table.grammar[int(slots[row])]
             if grammar is not None and row not in errors:
                 self._advance(grammar, row, sampled)
-        for row in reported:
+        for row in reported.tolist():
             if row not in errors:
                 count = int(rows.logprobs[slots[row]])
-                (sampled.logprobs[int(row)],) = token_logprobs(raw[row : row + 1], tokens[row : row + 1], count)
+                (sampled.logprobs[row],) = token_logprobs(raw[row : row + 1], tokens[row : row + 1], count)
         return sampled
 
     def _edit(
