@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from foliolm.cli.main import build_app
 from foliolm.ledger.cost_file import FORMAT, CostFile, save_cost
 from foliolm.ledger.plan_cost import Slowdown
 from support.books import real_cost
@@ -187,6 +189,13 @@ def test_like_other_engines():
 )
 def test_wrong_input_is_one_sentence(words, said):
     assert said in refusal("simulate", *BASE, *words)
+
+
+@pytest.mark.parametrize("flag", ["--deterministic", "--self-calibration", "--enable-lora"])
+def test_flags_that_would_change_nothing_here_are_not_taken(flag):
+    words = ("simulate", *map(str, BASE), "--rate", "1", "--input-len", "5", "--output-len", "5", "--requests", "1")
+    assert CliRunner().invoke(build_app("simulate"), words).exit_code == 0
+    assert CliRunner().invoke(build_app("simulate"), [*words, flag]).exit_code == 2
 
 
 def test_a_model_and_a_device_are_needed():

@@ -33,7 +33,7 @@ ENGINE_FLAGS = FlagGroup(
     frozenset(
         {"model", "served_model_name", "load_format", "dtype", "device", "num_threads", "generation_config"}
         | {"chat_template", "tool_call_parser", "self_calibration", "step_cost", "seed", "ledger"}
-        | {"quantization", "kv_cache_dtype", "kernels"}
+        | {"quantization", "kv_cache_dtype", "kernels", "deterministic"}
         | {"enable_lora", "lora_modules", "max_lora_rank", "max_cpu_loras"}
     ),
 )
