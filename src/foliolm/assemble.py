@@ -435,7 +435,7 @@ def _load_native(config: EngineConfig, files: ModelFiles, library: Library) -> N
         if value == "float16":
             raise ConfigError(f"{flag} is 'float16'; native kernels have float32, bfloat16 and int8 (--kernels torch)")
     as_stored = config.quantization == "auto" and config.dtype == "auto"
-    # Without a rotation, 8 bits a channel miss the bound on quality (benchmarks/quality.py): nobody gets them unasked.
+    # Weights that are not quantised stay so unless int8 is asked for (what that costs: benchmarks/quality.py).
     weights = "bfloat16" if as_stored and files.shape.weight_dtype == "bfloat16" else "float32"
     if config.quantization == "int8":
         weights = "int8"

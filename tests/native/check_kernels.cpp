@@ -12,6 +12,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "lora.h"
+#include "rotation.h"
 
 using namespace folio;
 
@@ -31,35 +32,70 @@ static void expect(bool holds, const char* what, double error) {
     }
 }
 
-static void check_linear(int64_t format, int64_t n, int64_t k, int64_t rows, int threads) {
-    std::vector<float> w(size_t(n * k)), x(size_t(rows * k)), line(static_cast<size_t>(k)), y(size_t(rows * n)), bias(static_cast<size_t>(n));
-    for (auto* each : {&w, &x, &bias})
-        for (auto& value : *each) value = normal();
-    std::vector<uint8_t> packed(static_cast<size_t>(packed_bytes(format, n, k)));
-    pack_floats(format, n, k, w.data(), packed.data());
+// A product of parts of `formats`, of which part i has n + i outputs.
+static void check_linear(std::vector<int64_t> formats, int64_t n, int64_t k, int64_t rows, int threads) {
     FolioLinear weights{};
-    weights.num_parts = 1;
-    weights.parts[0] = {format, n, k, packed.data()};
+    weights.num_parts = int64_t(formats.size());
+    std::vector<std::vector<uint8_t>> packed(formats.size());
+    int64_t width = 0;
+    for (size_t i = 0; i < formats.size(); i++) {
+        int64_t own = n + int64_t(i);
+        std::vector<float> w(size_t(own * k));
+        for (auto& value : w) value = normal();
+        packed[i].resize(static_cast<size_t>(packed_bytes(formats[i], own, k)));
+        pack_floats(formats[i], own, k, w.data(), packed[i].data());
+        weights.parts[i] = {formats[i], own, k, packed[i].data()};
+        width += own;
+    }
+    std::vector<float> x(size_t(rows * k)), line(static_cast<size_t>(k)), y(size_t(rows * width)), bias(static_cast<size_t>(width));
+    for (auto* each : {&x, &bias})
+        for (auto& value : *each) value = normal();
     weights.bias = bias.data();
     Activations activations;
     activations.shape(weights, rows);
     for (int64_t r = 0; r < rows; r++) activations.set(r, x.data() + r * k);
     run_team(threads, [&](Team& team, int) {
-        linear(team, weights, activations, rows, y.data(), n, Into::store);
+        linear(team, weights, activations, rows, y.data(), width, Into::store);
         team.barrier();
     });
-    double worst = 0, top = 1e-6;
-    for (int64_t c = 0; c < n; c++) {
-        unpack_row(weights.parts[0], c, line.data());
-        for (int64_t r = 0; r < rows; r++) {
-            double sum = bias[size_t(c)];
-            for (int64_t i = 0; i < k; i++) sum += double(line[size_t(i)]) * double(x[size_t(r * k + i)]);
-            worst = std::max(worst, std::fabs(sum - double(y[size_t(r * n + c)])));
-            top = std::max(top, std::fabs(sum));
+    int64_t column = 0;
+    for (size_t i = 0; i < formats.size(); i++) {
+        double worst = 0, top = 1e-6;
+        for (int64_t c = 0; c < weights.parts[i].n; c++, column++) {
+            unpack_row(weights.parts[i], c, line.data());
+            for (int64_t r = 0; r < rows; r++) {
+                double sum = bias[size_t(column)];
+                for (int64_t j = 0; j < k; j++) sum += double(line[size_t(j)]) * double(x[size_t(r * k + j)]);
+                worst = std::max(worst, std::fabs(sum - double(y[size_t(r * width + column)])));
+                top = std::max(top, std::fabs(sum));
+            }
         }
+        int64_t format = formats[i];
+        double limit = format == FOLIO_F32 || format == FOLIO_BF16 ? 1e-5 : format == FOLIO_I8 || format == FOLIO_Q8_0 ? 1e-3 : 0.03;
+        expect(worst / top < limit, "linear", worst / top);
     }
-    double limit = format == FOLIO_F32 || format == FOLIO_BF16 ? 1e-5 : format == FOLIO_I8 || format == FOLIO_Q8_0 ? 1e-3 : 0.03;
-    expect(worst / top < limit, "linear", worst / top);
+}
+
+// Entry (i, j) of a block of a Hadamard matrix is 1 where i and j have an even number of bits in common, else −1.
+static void check_rotation(int64_t k) {
+    std::vector<float> x(static_cast<size_t>(k)), turned(x.size());
+    for (auto& value : x) value = normal();
+    hadamard(x.data(), k, turned.data());
+    double worst = 0;
+    for (int64_t first = 0; first < k;) {
+        int64_t size = 64;
+        while (size > k - first) size /= 2;
+        for (int64_t i = 0; i < size; i++) {
+            double sum = 0;
+            for (int64_t j = 0; j < size; j++)
+                sum += (__builtin_popcountll(static_cast<unsigned long long>(i & j)) % 2 ? -1.0 : 1.0) * double(x[size_t(first + j)]);
+            worst = std::max(worst, std::fabs(sum / std::sqrt(double(size)) - double(turned[size_t(first + i)])));
+        }
+        first += size;
+    }
+    hadamard(turned.data(), k, turned.data());
+    for (size_t i = 0; i < x.size(); i++) worst = std::max(worst, std::fabs(double(x[i]) - double(turned[i])));
+    expect(worst < 2e-6, "rotation", worst);
 }
 
 // Adapters of `ranks` (0: none) on a product, rows of each of them and of none mixed.
@@ -204,8 +240,11 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
 int main() {
     for (int threads : {1, 2, 3})
         for (int64_t format = 0; format < FOLIO_FORMATS; format++)
-            for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {17, 33}, {48, 80}, {130, 256}})
-                for (int64_t rows : {1, 3, 13}) check_linear(format, n, k, rows, threads);
+            for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {17, 33}, {48, 80}, {9, 127}, {130, 256}})
+                for (int64_t rows : {1, 3, 13}) check_linear({format}, n, k, rows, threads);
+    for (int64_t other = 0; other < FOLIO_FORMATS; other++)
+        for (int64_t rows : {1, 13}) check_linear({FOLIO_I8, other, FOLIO_Q8_0}, 17, 100, rows, 2);
+    for (int64_t k : {1, 2, 7, 31, 64, 127, 200, 576}) check_rotation(k);
     for (int threads : {1, 3})
         for (int64_t format = 0; format < FOLIO_FORMATS; format++)
             for (int64_t stored : {int64_t(FOLIO_F32), int64_t(FOLIO_BF16)})

@@ -52,7 +52,7 @@ def product(lib, parts, bias, x, threads=2, lora=None, index=0, deterministic=Fa
 @given(
     st.sampled_from(list(Format)),
     st.integers(1, 70),
-    st.integers(1, 100),
+    st.integers(1, 200),
     st.integers(1, 20),
     st.integers(1, 3),
     st.integers(0, 2**31),
@@ -105,7 +105,7 @@ def test_an_outlier_leaves_its_neighbours_their_bits(native, form, rows):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("form", [Format.Q4_0, Format.Q4_1])
+@pytest.mark.parametrize("form", [Format.I8, Format.Q8_0, Format.Q4_0, Format.Q4_1])
 def test_a_row_that_is_not_finite_gives_no_result_and_harms_nobody(native, form, bad):
     weight = pack_floats(native, torch.randn(20, 96, generator=torch.Generator().manual_seed(6)), form)
     x = torch.ones(9, 96)
@@ -187,11 +187,84 @@ def test_a_type_without_a_kernel_is_refused(native):
     assert pack_ggml(native, "Q3_K", (1, 256), np.zeros((1, 110), np.uint8)) is None
 
 
-def test_int8_rounds_to_half_a_step(native):
-    w = torch.randn(40, 96, generator=torch.Generator().manual_seed(1))
-    got = pack_floats(native, w, Format.I8).rows(native, list(range(40)))
-    step = w.abs().amax(1, keepdim=True) / 127
-    assert ((got - w).abs() <= step * 0.501).all()
+def rotation(k):
+    """[k, k] float64: normalised Hadamard matrices of 64, then of what is left in powers of two, down the diagonal."""
+    blocks, left = [], k
+    while left:
+        block = torch.ones(1, 1, dtype=torch.float64)
+        while len(block) < 64 and 2 * len(block) <= left:
+            block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)])
+        blocks.append(block / len(block) ** 0.5)
+        left -= len(block)
+    return torch.block_diag(*blocks)
+
+
+ODD_SIZES = [1, 3, 63, 64, 96, 100, 127, 130, 200]
+
+
+@pytest.mark.parametrize("k", ODD_SIZES)
+def test_int8_rounds_the_rotated_row_to_half_a_step(native, k):
+    w = torch.randn(40, k, generator=torch.Generator().manual_seed(1)).double()
+    w[::3, k // 2] = 30.0
+    got = pack_floats(native, w, Format.I8).rows(native, list(range(40))).double()
+    turned = w @ rotation(k)
+    step = turned.abs().amax(1, keepdim=True) / 127
+    assert (((got - w) @ rotation(k)).abs() <= step * 0.501).all()
+
+
+@pytest.mark.parametrize("k", ODD_SIZES)
+def test_a_row_that_int8_can_hold_comes_back_as_it_was(native, k):
+    """Whole numbers, turned: nothing is rounded away, so what is left is what the two rotations cost."""
+    whole = torch.randint(-127, 128, (20, k), generator=torch.Generator().manual_seed(2)).double()
+    whole[:, 0] = 127
+    w = whole @ rotation(k) * 0.037
+    packed = pack_floats(native, w, Format.I8)
+    got = packed.rows(native, list(range(20))).double()
+    assert (got - w).abs().max() <= 1e-6 * w.abs().max()
+    x = torch.randn(7, k, generator=torch.Generator().manual_seed(3))
+    x[1] *= 1e-35  # next to nothing
+    x[2, k // 3] = 3000.0
+    expected = x.double() @ w.T
+    error = (product(native, [packed], None, x).double() - expected).abs().amax(1)
+    limit = 1e-3 * x.double().norm(dim=1) * w.norm(dim=1).max() / k**0.5
+    assert (error <= limit + 1e-30).all()
+
+
+def test_int8_is_packed_alike_on_every_target():
+    w = torch.randn(40, 127, generator=torch.Generator().manual_seed(4))
+    best, portable = (pack_floats(kernels(target), w, Format.I8).data for target in ("native", "portable"))
+    assert torch.equal(best, portable)
+
+
+def test_an_outlier_among_weights_costs_its_row_little(native):
+    """A scale for a row as it is would leave the others no more than a few steps."""
+    w = torch.randn(40, 576, generator=torch.Generator().manual_seed(1))
+    w[:, 100] = 60.0
+    error = pack_floats(native, w, Format.I8).rows(native, list(range(40))) - w
+    plain = w - (w / (60.0 / 127)).round() * (60.0 / 127)
+    assert error.square().mean() < 0.1 * plain.square().mean()
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.sampled_from(list(Format)), min_size=3, max_size=3),
+    st.integers(1, 40),
+    st.integers(1, 200),
+    st.integers(1, 20),
+    st.integers(0, 2**31),
+)
+def test_parts_of_unlike_formats_share_their_input(native, forms, n, k, rows, seed):
+    """Each takes the form of activations that it wants: a linear of int8, rotated, and of stored blocks, not."""
+    generator = torch.Generator().manual_seed(seed)
+    forms = [*forms[:2], Format.I8] if Format.Q8_0 in forms[:2] else forms
+    parts = [pack_floats(native, torch.randn(n + i, k, generator=generator), form) for i, form in enumerate(forms)]
+    x = torch.randn(rows, k, generator=generator)
+    got, at = product(native, parts, None, x).double(), 0
+    for part, form in zip(parts, forms, strict=True):
+        expected = x.double() @ part.rows(native, list(range(part.n))).double().T
+        limit = TOLERANCE[form] * max(1.0, float(expected.abs().max()))
+        assert (got[:, at : at + part.n] - expected).abs().max() <= limit
+        at += part.n
 
 
 SHAPES = [

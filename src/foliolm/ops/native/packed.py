@@ -54,7 +54,12 @@ class PackedWeight:
 
 
 def pack_floats(library: Library, weight: Tensor, form: Format, arena: Arena | None = None) -> PackedWeight:
-    """A matrix [n, k] of floats; quantised formats round to the nearest. ``arena``: where it shall lie."""
+    """A matrix [n, k] of floats; quantised formats round to the nearest. ``arena``: where it shall lie.
+
+    ``Format.I8`` rounds each row after a rotation: k is cut into blocks of 64, then into powers of two, the largest
+    first, for what is left (100 = 64 + 32 + 4), and each block is multiplied by the normalised Hadamard matrix of its
+    size. Products rotate their activations alike; ``PackedWeight.rows`` turns rows back.
+    """
     n, k = weight.shape
     rows = weight.to(torch.float32).contiguous()
     packed = _empty(library, form, n, k, arena)

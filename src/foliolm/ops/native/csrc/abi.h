@@ -8,7 +8,8 @@ extern "C" {
 enum FolioFormat : int64_t {
     FOLIO_F32 = 0,   // [N/16][K][16] float32
     FOLIO_BF16 = 1,  // [N/16][K][16] bfloat16
-    FOLIO_I8 = 2,    // [N/16] { [16] float32 scales, [K/2][16][2] int8 }, K padded to even
+    // [N/16] { [16] float32 scales, [K/2][16][2] int8 }, K padded to even; each output's row rotated (rotation.h)
+    FOLIO_I8 = 2,
     FOLIO_Q8_0 = 3,  // [N/16][K/32] { [16] float16 scales, [16][16][2] int8 }
     FOLIO_Q4_0 = 4,  // [N/16][K/32] { [16] float16 scales, nibbles }, values from −8 to 7
     FOLIO_Q4_1 = 5,  // [N/16][K/32] { [16] float16 scales, [16] float16 minima, nibbles }

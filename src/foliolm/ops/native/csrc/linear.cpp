@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "lora.h"
+#include "rotation.h"
 #include "simd.h"
 
 namespace folio {
@@ -307,11 +308,11 @@ void panel_rows(const FolioWeight& weight, int64_t panel, const Activations& x, 
                              false);
         case FOLIO_I8: {
             int64_t pairs = (k + 1) / 2;
-            return bytes_whole<R>(x.s16.data() + first * x.padded, x.padded, x.s16_scale.data() + first, pairs,
+            return bytes_whole<R>(x.rotated.x.data() + first * x.padded, x.padded, x.rotated.scale.data() + first, pairs,
                                   weight.data + panel * (4 * PANEL + pairs * 32), out, PANEL);
         }
         default:
-            return bytes_blocks<R>(x.s16.data() + first * x.padded, x.padded, x.s16_scale.data() + first, groups,
+            return bytes_blocks<R>(x.s16.x.data() + first * x.padded, x.padded, x.s16.scale.data() + first, groups,
                                    weight.data + panel * groups * (32 + 512), out, PANEL);
     }
 }
@@ -407,7 +408,8 @@ Forms forms_of(const FolioLinear& linear) {
     for (int64_t i = 0; i < linear.num_parts; i++) {
         int64_t format = linear.parts[i].format;
         if (format == FOLIO_F32 || format == FOLIO_BF16) forms.f32 = true;
-        if (format == FOLIO_I8 || format == FOLIO_Q8_0) forms.s16 = true;
+        if (format == FOLIO_I8) forms.rotated = true;
+        if (format == FOLIO_Q8_0) forms.s16 = true;
         if (format == FOLIO_Q4_0 || format == FOLIO_Q4_1) forms.s8 = true;
     }
     return forms;
@@ -428,36 +430,46 @@ void Activations::shape(const FolioLinear& linear, int64_t rows, bool floats) {
         for (auto* each : {&s8_scale, &s8_sum, &rest_scale, &rest_sum}) grow(*each, rows * groups);
         grow(fine, rows * groups);
     }
-    if (forms.s16) {
-        grow(s16, rows * padded);
-        grow(s16_scale, rows);
-        // The sum of k products with weights of at most 127 must fit in 32 bits.
-        s16_top = std::min<int64_t>(32767, ((int64_t(1) << 31) - 1) / (127 * padded));
-    }
+    for (auto [wanted, shorts] : {std::pair{forms.s16, &s16}, {forms.rotated, &rotated}})
+        if (wanted) grow(shorts->x, rows * padded), grow(shorts->scale, rows);
+    // The sum of k products with weights of at most 127 must fit in 32 bits.
+    s16_top = std::min<int64_t>(32767, ((int64_t(1) << 31) - 1) / (127 * padded));
 }
 
 void Activations::set(int64_t row, const float* x) {
     if (forms.f32) std::memcpy(f32.data() + row * k, x, size_t(k) * 4);
-    if (forms.s16) set_s16(row, x);
+    if (forms.s16) set_s16(s16, row, x);
+    if (forms.rotated) {
+        thread_local std::vector<float> line;
+        if (int64_t(line.size()) < k) line.resize(size_t(k));
+        hadamard(x, k, line.data());
+        set_s16(rotated, row, line.data());
+    }
     if (forms.s8) set_s8(row, x);
 }
 
-void Activations::set_s16(int64_t row, const float* x) {
-    vf tops = vzero();
+void Activations::set_s16(Shorts& shorts, int64_t row, const float* x) {
+    int16_t* to = shorts.x.data() + row * padded;
+    vf tops = vzero(), zeros = vzero();  // a value that is not finite times 0 is NaN; no maximum is sure to keep one
     int64_t i = 0;
-    for (; i + LANES <= k; i += LANES) tops = vmax(tops, vabs(vload(x + i)));
-    float top = vtop(tops);
-    for (; i < k; i++) top = std::max(top, std::fabs(x[i]));
+    for (; i + LANES <= k; i += LANES) tops = vmax(tops, vabs(vload(x + i))), zeros = vfma(vload(x + i), vzero(), zeros);
+    float top = vtop(tops), zero = vsum(zeros);
+    for (; i < k; i++) top = std::max(top, std::fabs(x[i])), zero += x[i] * 0.0f;
+    if (zero != 0) {  // nobody shall take such a row for a result
+        std::fill_n(to, padded, int16_t(0));
+        shorts.scale[size_t(row)] = std::numeric_limits<float>::quiet_NaN();
+        return;
+    }
+    if (top < 1e-30f) top = 0;  // next to nothing is none: the inverse would overflow
     vf factor = vset(top > 0 ? float(s16_top) / top : 0.0f);
     float last[LANES] = {};
-    int16_t* to = s16.data() + row * padded;
     for (i = 0; i + LANES <= k; i += LANES) vstore_s16(to + i, vround(vmul(vload(x + i), factor)));
     std::memcpy(last, x + i, size_t(k - i) * 4);
     for (; i < padded; i += LANES) {
         vstore_s16(to + i, vround(vmul(vload(last), factor)));
         std::memset(last, 0, sizeof last);
     }
-    s16_scale[size_t(row)] = top / float(s16_top);
+    shorts.scale[size_t(row)] = top / float(s16_top);
 }
 
 void Activations::set_s8(int64_t row, const float* x) {

@@ -13,25 +13,30 @@ constexpr int GROUP = 32;  // weights that share a scale in blocks
 
 // Bytes of a packed matrix.
 int64_t packed_bytes(int64_t format, int64_t n, int64_t k);
-// From float32 [n, k], rows contiguous.
+// From float32 [n, k], rows contiguous. int8 weights are rotated (rotation.h) before they are rounded.
 void pack_floats(int64_t format, int64_t n, int64_t k, const float* rows, uint8_t* packed);
 // From ggml's blocks, `row_bytes` a row.
 bool pack_ggml(int64_t ggml_type, int64_t format, int64_t n, int64_t k, const uint8_t* rows, uint8_t* packed);
-// One row of a packed matrix as floats.
+// One row of a packed matrix as floats, as it was before any rotation.
 void unpack_row(const FolioWeight& weight, int64_t row, float* out);
 
 // Rows of activations in the forms that the weights' formats want.
 struct Forms {
-    bool f32 = false, s16 = false, s8 = false;
+    bool f32 = false, s16 = false, rotated = false, s8 = false;
 };
 Forms forms_of(const FolioLinear& linear);
+
+// Rows of 16-bit integers with a scale each.
+struct Shorts {
+    std::vector<int16_t> x;    // [rows, padded]
+    std::vector<float> scale;  // [rows]; NaN: nothing to be made of that row
+};
 
 struct Activations {
     int64_t k = 0, padded = 0, groups = 0;
     Forms forms;
     std::vector<float> f32;           // [rows, k]
-    std::vector<int16_t> s16;         // [rows, padded]
-    std::vector<float> s16_scale;     // [rows]
+    Shorts s16, rotated;              // as they are, and after `hadamard`, as int8 weights are stored
     std::vector<int8_t> s8;           // [rows, padded]
     std::vector<float> s8_scale;      // [rows, groups]
     std::vector<float> s8_sum;        // [rows, groups] sum of the group, its scale in it
@@ -48,7 +53,7 @@ struct Activations {
     void set(int64_t row, const float* x);
 
 private:
-    void set_s16(int64_t row, const float* x);
+    void set_s16(Shorts& to, int64_t row, const float* x);
     void set_s8(int64_t row, const float* x);
     void set_group(int64_t at, const float* x, float limit);
 };

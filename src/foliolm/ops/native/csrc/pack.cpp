@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "rotation.h"
 #include "simd.h"
 
 namespace folio {
@@ -62,6 +63,7 @@ int64_t packed_bytes(int64_t format, int64_t n, int64_t k) { return (n + PANEL -
 void pack_floats(int64_t format, int64_t n, int64_t k, const float* rows, uint8_t* packed) {
     std::memset(packed, 0, size_t(packed_bytes(format, n, k)));
     int64_t blocks = blocks_of(k);
+    std::vector<float> rotated(format == FOLIO_I8 ? size_t(k) : 0);
     for (int64_t row = 0; row < n; row++) {
         const float* from = rows + row * k;
         uint8_t* panel = packed + row / PANEL * panel_bytes(format, k);
@@ -77,12 +79,14 @@ void pack_floats(int64_t format, int64_t n, int64_t k, const float* rows, uint8_
                 }
                 break;
             case FOLIO_I8: {
+                hadamard(from, k, rotated.data());
                 float top = 0;
-                for (int64_t i = 0; i < k; i++) top = std::max(top, std::fabs(from[i]));
+                for (float value : rotated) top = std::max(top, std::fabs(value));
+                if (top < 1e-30f) top = 0;  // next to nothing is none: the inverse would overflow
                 float scale = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0.0f;
                 std::memcpy(panel + 4 * lane, &scale, 4);
                 for (int64_t i = 0; i < k; i++)
-                    panel[4 * PANEL + i / 2 * 32 + lane * 2 + i % 2] = uint8_t(int8_t(std::nearbyint(from[i] * inverse)));
+                    panel[4 * PANEL + i / 2 * 32 + lane * 2 + i % 2] = uint8_t(int8_t(std::nearbyint(rotated[size_t(i)] * inverse)));
                 break;
             }
             case FOLIO_Q8_0:
@@ -183,6 +187,7 @@ void unpack_row(const FolioWeight& weight, int64_t row, float* out) {
             }
         }
     }
+    if (weight.format == FOLIO_I8) hadamard(out, k, out);
 }
 
 }  // namespace folio

@@ -325,4 +325,31 @@ inline vf vsilu(vf x) {
     return vdiv(x, vadd(vset(1.0f), e));
 }
 
+// A vector's own LANES-point Hadamard transform, not normalised: butterflies 1, 2, 4, ... lanes apart.
+#if defined(FOLIO_AVX512)
+inline vf vhadamard(vf a) {
+    const vf by1 = _mm512_set_ps(-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1);
+    const vf by2 = _mm512_set_ps(-1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1);
+    const vf by4 = _mm512_set_ps(-1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1);
+    const vf by8 = _mm512_set_ps(-1, -1, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1, 1);
+    a = vfma(a, by1, _mm512_permute_ps(a, 0b10110001));
+    a = vfma(a, by2, _mm512_permute_ps(a, 0b01001110));
+    a = vfma(a, by4, _mm512_shuffle_f32x4(a, a, 0b10110001));
+    return vfma(a, by8, _mm512_shuffle_f32x4(a, a, 0b01001110));
+}
+#elif defined(FOLIO_AVX2)
+inline vf vhadamard(vf a) {
+    const vf by1 = _mm256_set_ps(-1, 1, -1, 1, -1, 1, -1, 1), by2 = _mm256_set_ps(-1, -1, 1, 1, -1, -1, 1, 1);
+    const vf by4 = _mm256_set_ps(-1, -1, -1, -1, 1, 1, 1, 1);
+    a = vfma(a, by1, _mm256_permute_ps(a, 0b10110001));
+    a = vfma(a, by2, _mm256_permute_ps(a, 0b01001110));
+    return vfma(a, by4, _mm256_permute2f128_ps(a, a, 1));
+}
+#else
+inline vf vhadamard(vf a) {
+    float sum = a[0] + a[1], difference = a[0] - a[1], sum2 = a[2] + a[3], difference2 = a[2] - a[3];
+    return vf{sum + sum2, difference + difference2, sum - sum2, difference - difference2};
+}
+#endif
+
 }  // namespace folio
