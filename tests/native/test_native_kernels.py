@@ -301,6 +301,28 @@ def test_logprobs_are_pytorchs_for_every_shape(target, kind, config):
             assert a.logprob == pytest.approx(b.logprob, abs=2e-4)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("target", ["native", "portable"])
+def test_an_int8_model_is_the_float_model_of_its_rounded_weights(target, tied):
+    """Rotated or not, look-up of the embedding and head included: all that differs are 16-bit activations."""
+    sizes = {"hidden_size": 72, "head_dim": 16, "intermediate_size": 100, "tie_word_embeddings": tied}
+    theirs = reference("qwen3", **sizes)
+    shape, lib = shape_of(theirs, "qwen3"), kernels(target)
+    weights = dict(theirs.state_dict())
+    rounded = {
+        name: pack_floats(lib, value, Format.I8).rows(lib, list(range(len(value)))) if value.dim() == 2 else value
+        for name, value in weights.items()
+    }
+    models = [load_native(lib, shape, weights.items(), weights="int8"), load_native(lib, shape, rounded.items())]
+    prompt = [(7 * i * i + 3) % 160 for i in range(40)]
+    a, b = (
+        generate(model, [request(0, prompt, max_tokens=4, prompt_logprobs=0)], chunk=17).by_id[0] for model in models
+    )
+    assert [e.logprob for e in a.prompt_logprobs[1:]] == pytest.approx(
+        [e.logprob for e in b.prompt_logprobs[1:]], abs=0.003
+    )
+
+
 @pytest.mark.parametrize(("kv", "limit"), [(torch.bfloat16, 0.15), (torch.int8, 0.15)])
 @pytest.mark.parametrize("target", ["native", "portable"])
 def test_a_smaller_kv_cache_changes_little(target, kv, limit):
