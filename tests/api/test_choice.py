@@ -7,7 +7,7 @@ from foliolm.api.choice import Choice
 from foliolm.core.errors import EngineDeadError
 from foliolm.core.request import FinishReason, RequestStamps, TokenLogprobs, TokenOutput
 from foliolm.core.sampling import SamplingParams
-from foliolm.text.stream import TextStream
+from foliolm.text.stream import TextStream, answer_text
 
 TOKENIZER = byte_tokenizer()
 
@@ -27,12 +27,12 @@ class Meter:
 class Watched:
     """A choice, and what it called."""
 
-    def __init__(self, **sampling):
+    def __init__(self, make=TextStream, **sampling):
         params = SamplingParams(**sampling)
         self.notified = 0
         self.ended = []
         self.meter = Meter()
-        text = TextStream(TOKENIZER, [97], params)
+        text = make(TOKENIZER, [97], params)
         self.choice = Choice(0, [97], params, text, self._notify, self.ended.append, self.meter)
 
     def _notify(self):
@@ -82,9 +82,10 @@ def test_a_stop_string_found_in_several_tokens_of_one_output():
     assert watched.ended == [], "the engine has ended it already"
 
 
+@pytest.mark.parametrize("make", [TextStream, answer_text])
 @pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abc")])
-def test_the_text_of_a_stop_token_is_left_out_unless_asked_for(include, text):
-    watched = Watched(stop_token_ids=(99,), include_stop_str_in_output=include)
+def test_the_text_of_a_stop_token_is_left_out_unless_asked_for(make, include, text):
+    watched = Watched(make, stop_token_ids=(99,), include_stop_str_in_output=include)
     watched.give("abc", finish_reason=FinishReason.STOP, stop_reason=99)
     delta = watched.choice.take()
     assert (delta.text, delta.stop_reason) == (text, 99)
@@ -102,6 +103,15 @@ def test_no_character_is_split_and_nothing_is_lost_at_the_end():
     assert [text for text in texts if text] == ["a", "é", "漢", "😀"]
     watched.give(b"\xf0\x9f", finish_reason=FinishReason.LENGTH)
     assert watched.choice.take().text == "\ufffd"
+
+
+def test_a_text_made_at_the_end_is_whole_when_the_answer_ends_by_itself_or_by_an_error():
+    watched = Watched(answer_text)
+    watched.give("aé漢".encode() + b"\xf0\x9f")
+    assert watched.choice.take().text == ""
+    watched.give("", finish_reason=FinishReason.ERROR, error="the row failed")
+    delta = watched.choice.take()
+    assert (delta.text, delta.error) == ("aé漢\ufffd", "the row failed")
 
 
 def test_text_held_back_for_a_stop_string_comes_at_the_end():

@@ -11,7 +11,7 @@ from foliolm.core.errors import RequestError
 from foliolm.core.sampling import SamplingParams
 from foliolm.text.detokenizer import Detokenizer
 from foliolm.text.load import load_text
-from foliolm.text.stream import TextStream
+from foliolm.text.stream import TextAtEnd, TextStream, answer_text
 from foliolm.text.tokenizer import Tokenizer
 from support.tiny_files import embedded_model
 
@@ -109,3 +109,25 @@ def test_a_stream_gives_back_what_it_held_when_tokens_end(tokenizer) -> None:
     text = "".join(stream.push(token) for token in ids)
     assert text == TEXT.removesuffix("tabs")
     assert text + stream.flush() == TEXT
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.one_of(st.integers(0, 49151), st.integers(0, 300)), max_size=24),
+    st.lists(st.integers(0, 300), max_size=4),
+    st.booleans(),
+)
+def test_a_text_made_at_the_end_is_the_one_made_token_by_token(tokenizer, ids, prompt, skip) -> None:
+    """Low ids are single bytes: characters are cut between tokens, and between the prompt and the answer."""
+    params = SamplingParams(skip_special_tokens=skip)
+    stream, at_end = TextStream(tokenizer, prompt, params), answer_text(tokenizer, prompt, params)
+    assert isinstance(at_end, TextAtEnd)
+    assert [at_end.push(token) for token in ids] == [""] * len(ids)
+    assert at_end.flush() == "".join(map(stream.push, ids)) + stream.flush()
+
+
+def test_where_a_stop_string_may_end_an_answer_its_text_is_made_as_tokens_come(tokenizer) -> None:
+    params = SamplingParams(stop=("x",))
+    assert isinstance(answer_text(tokenizer, (), params), TextStream)
+    with pytest.raises(ValueError, match="stop strings"):
+        TextAtEnd(tokenizer, (), params)

@@ -21,7 +21,7 @@ from foliolm.core.request import EngineRequest, FinishReason
 from foliolm.core.sampling import SamplingParams
 from foliolm.engine.client import InProcessClient
 from foliolm.engine.threads import bound_spinning
-from foliolm.text.stream import TextStream
+from foliolm.text.stream import answer_text
 from foliolm.weights.store import pull
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class LLM:
                 sibling=child,
                 adapter=adapter,
             )
-            text_stream = TextStream(self.model.tokenizer, token_ids, request.sampling)
+            text_stream = answer_text(self.model.tokenizer, token_ids, request.sampling)
             job.requests.append(request)
             job.choices.append(Choice(child, token_ids, request.sampling, text_stream, _nothing, self._end))
         return job

@@ -287,14 +287,16 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """New tokens in all, before padding."""
-        return len(self.decodes.request_ids) + sum(row.num_new_tokens for row in self.rows)
+        count = len(self.decodes.request_ids)
+        return count + sum(row.num_new_tokens for row in self.rows) if self.rows else count
 
     @property
     def num_sampled(self) -> int:
         """Tokens that are sampled."""
-        return len(self.decodes.request_ids) + sum(
-            1 + len(row.forks) for row in self.rows if row.logits & LogitsAt.LAST
-        )
+        count = len(self.decodes.request_ids)
+        if not self.rows:
+            return count
+        return count + sum(1 + len(row.forks) for row in self.rows if row.logits & LogitsAt.LAST)
 
     def all_rows(self) -> Iterator[Row]:
         """Every row spelled out, decodes first: for replays, tests and people."""

@@ -70,7 +70,8 @@ class InProcessClient:
             if engine.has_work:
                 for output in engine.step():
                     self.router.route(output)
-                engine.take_finished()
+                if engine.finished:
+                    engine.take_finished()
 
     def close(self) -> None:
         """Close the engines."""

@@ -24,8 +24,14 @@ _INTS = (
 )
 
 
+MOST_PENDING = 256
+"""Steps that wait to be sorted into the columns."""
+
+
 class StepColumns:
     """Growing columns, one entry a step.
+
+    A step is kept as it came until somebody reads: its caller pays for one append, and not for an entry a column.
 
     Attributes (arrays, as long as there are steps):
         end: clock at its commit; start: ``end − time``; gap: nanoseconds from the commit before it to its start.
@@ -47,27 +53,40 @@ class StepColumns:
             **{name: np.zeros(self._size, np.float64) for name in _FLOATS},
             **{name: np.zeros(self._size, np.int64) for name in _INTS},
         }
+        self._pending: list[dict[str, float]] = []  # the newest steps, not in the columns yet
         self.rows: list[tuple[tuple[int, int], ...]] = []
         self.count = 0
         self.first_end = 0  # the commit before the first step kept
 
     def append(self, rows: tuple[tuple[int, int], ...], **values: float) -> int:
         """One more step; returns its index."""
-        if self.count == self._size:
-            self._size *= 2
-            self._columns = {name: np.resize(column, self._size) for name, column in self._columns.items()}
-        for name, value in values.items():
-            self._columns[name][self.count] = value
+        if len(self._pending) >= MOST_PENDING:
+            self._sort()
+        self._pending.append(values)
         self.rows.append(rows)
         self.count += 1
         return self.count - 1
 
+    def _sort(self) -> None:
+        """Put the steps that wait into the columns."""
+        if not self._pending:
+            return
+        begin = self.count - len(self._pending)
+        while self._size < self.count:
+            self._size *= 2
+            self._columns = {name: np.resize(column, self._size) for name, column in self._columns.items()}
+        for name, column in self._columns.items():
+            column[begin : self.count] = [values[name] for values in self._pending]
+        self._pending.clear()
+
     def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
         """A column as it is now."""
+        self._sort()
         return self._columns[name][: self.count]
 
     def seconds(self, name: str) -> npt.NDArray[np.float64]:
         """A column of seconds as it is now."""
+        self._sort()
         return self._columns[name][: self.count]
 
     def swap_times(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -82,15 +101,20 @@ class StepColumns:
     @property
     def last_end(self) -> int:
         """The newest commit; 0 before the first."""
+        if self._pending:
+            return int(self._pending[-1]["end"])
         return int(self._columns["end"][self.count - 1]) if self.count else self.first_end
 
     def drop_last(self) -> None:
         """Forget the newest step."""
+        if self._pending:
+            self._pending.pop()
         self.count -= 1
         self.rows.pop()
 
     def clear(self) -> None:
         """Forget all steps; indices begin at 0 again."""
         self.first_end = self.last_end
+        self._pending.clear()
         self.rows = []
         self.count = 0

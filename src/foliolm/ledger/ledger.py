@@ -20,7 +20,7 @@ from foliolm.ledger.journal import Journal
 from foliolm.ledger.lines import AdapterLine, CostLine, RequestLine, StepLine
 from foliolm.ledger.plan_cost import counts_of_plan
 from foliolm.ledger.shares import Shares
-from foliolm.ledger.step_cost import StepCost, StepTerms
+from foliolm.ledger.step_cost import StepCost, StepCounts, StepTerms
 from foliolm.ledger.timelines import Timelines
 
 DEFAULT_CAPACITY = 4096
@@ -66,6 +66,16 @@ class Load:
     kv_blocks_used: int = 0
 
 
+@valueclass
+class _Like:
+    """What was predicted of a step of decodes alone; of the next it differs only by their contexts."""
+
+    cost: StepCost
+    num_decodes: int
+    terms: StepTerms
+    work: StepWork
+
+
 class Ledger:
     """Keeps the newest steps and the newest ended requests, totals of all, and the open requests' timelines.
 
@@ -109,6 +119,7 @@ class Ledger:
         self._timelines = Timelines(Shares(cost)) if timelines or journal is not None else None
         self._known_version = -1
         self._tokens_are_known = True
+        self._like: _Like | None = None
 
     def record(self, plan: StepPlan, result: StepResult, now: int, load: Load | None = None) -> StepRecord:
         """Book a step that ran.
@@ -250,7 +261,7 @@ class Ledger:
             num_decodes=len(decodes),
             num_tokens=plan.num_tokens,
             num_sampled=plan.num_sampled,
-            context_tokens=decodes.context_tokens + sum(row.context for row in plan.rows),
+            context_tokens=decodes.context_tokens + (sum(row.context for row in plan.rows) if plan.rows else 0),
             seconds=seconds,
             closed=plan.closed,
             decisions=plan.decisions,
@@ -263,14 +274,16 @@ class Ledger:
                     1 + len(row.forks) if row.logits & LogitsAt.LAST else 0,
                 )
                 for row in plan.rows
-            ),
+            )
+            if plan.rows
+            else (),
             decode_version=decodes.version,
             decode_tick=decodes.tick,
             decode_ids=decodes.request_ids if is_new else None,
             decode_offsets=decodes.offsets if is_new else None,
             decode_context=decodes.context_tokens,
             predicted_s=0.0 if terms is None else terms.total,
-            terms=() if terms is None else tuple(terms.parts().values()),
+            terms=() if terms is None else terms.values(),
             cost_source="" if terms is None else self.cost_source,
             work=work,
             num_waiting=load.num_waiting,
@@ -284,23 +297,47 @@ class Ledger:
         cost = self.cost
         if cost is None:
             return None, StepWork()
-        model = cost.model
+        model, num_decodes = cost.model, len(plan.decodes)
+        alone = num_decodes and not plan.rows and not plan.swapped and not plan.adapters
+        if alone and plan.padded_tokens <= num_decodes and not any(spec.window for spec in model.kv):
+            return self._predicted_like(cost, num_decodes, float(plan.decodes.context_tokens))
         counts = counts_of_plan(model, plan, self.adapters)
-        terms = cost.terms(counts)
-        kv_bytes = sum(
-            spec.bytes_per_token * context for spec, context in zip(model.kv, counts.decode_context, strict=True)
-        )
+        return cost.terms(counts), _work(cost, counts)
+
+    def _predicted_like(self, cost: StepCost, num_decodes: int, context: float) -> tuple[StepTerms, StepWork]:
+        """Of a step of decodes alone, where no layer is windowed: all but their attention is as it was."""
+        model, like = cost.model, self._like
+        counts = StepCounts(num_decodes, num_decodes, num_decodes, (context,) * len(model.kv))
+        if like is None or like.cost is not cost or like.num_decodes != num_decodes:
+            like = self._like = _Like(cost, num_decodes, cost.terms(counts), _work(cost, counts))
+            return like.terms, like.work
         work = StepWork(
-            weight_bytes=weight_bytes_per_step(model, counts.new_tokens, counts.sampled > 0),
-            kv_bytes=kv_bytes,
-            prefix_bytes=cost.prefix_bytes(counts),
-            linear_flops=linear_flops(model, counts.new_tokens, counts.sampled),
-            attention_flops=cost.prefill_attention_flops(counts),
-            lora_bytes=counts.lora_bytes,
-            lora_flops=counts.lora_flops,
+            like.work.weight_bytes,
+            _decode_bytes(cost, counts),
+            linear_flops=like.work.linear_flops,
             decode_flops=cost.decode_attention_flops(counts),
         )
-        return terms, work
+        return cost.with_contexts(like.terms, counts), work
+
+
+def _decode_bytes(cost: StepCost, counts: StepCounts) -> float:
+    """KV bytes that a step's decodes read."""
+    pairs = zip(cost.model.kv, counts.decode_context, strict=True)
+    return sum(spec.bytes_per_token * context for spec, context in pairs)
+
+
+def _work(cost: StepCost, counts: StepCounts) -> StepWork:
+    """Bytes and FLOPs of a step."""
+    return StepWork(
+        weight_bytes=weight_bytes_per_step(cost.model, counts.new_tokens, counts.sampled > 0),
+        kv_bytes=_decode_bytes(cost, counts),
+        prefix_bytes=cost.prefix_bytes(counts),
+        linear_flops=linear_flops(cost.model, counts.new_tokens, counts.sampled),
+        attention_flops=cost.prefill_attention_flops(counts),
+        lora_bytes=counts.lora_bytes,
+        lora_flops=counts.lora_flops,
+        decode_flops=cost.decode_attention_flops(counts),
+    )
 
 
 def prefix_hashes(request: EngineRequest, block_size: int) -> tuple[int, ...]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FIRST_AFTER = 256
 """Steps before the first fit; each later one waits for twice as many as the one before, up to ``MOST_BETWEEN``."""
 MOST_BETWEEN = 16384
+READ_TOGETHER = 64
+"""Steps are made samples so many at a time: one alone would find none of what that takes in the CPU's caches."""
 KEPT = 1024
 """Newest steps of each kind that a fit sees."""
 TIMEOUT_S = 300.0
@@ -49,6 +51,7 @@ class SelfCalibration:
         self._ledger = ledger
         self._start = cost
         self._reader = SampleReader(cost.model)
+        self._unread: list[StepRecord] = []
         self._kept: dict[str, deque[Sample]] = {}
         self._until_next = self._between = FIRST_AFTER
         self._fitted: StepCost | None = None
@@ -56,9 +59,9 @@ class SelfCalibration:
 
     def take(self, record: StepRecord) -> None:
         """Note a step; called in the engine's thread after each."""
-        sample = self._reader.read(record)
-        if sample is not None and sample.seconds > 0:
-            self._kept.setdefault(sample.kind, deque(maxlen=KEPT)).append(sample)
+        self._unread.append(record)
+        if len(self._unread) >= READ_TOGETHER:
+            self._read()
         if self._fitted is not None:
             self._ledger.use_cost(self._fitted, "calibrated")
             self._fitted = None
@@ -66,9 +69,17 @@ class SelfCalibration:
         if self._until_next <= 0 and (self._fitting is None or not self._fitting.is_alive()):
             self._between = min(2 * self._between, MOST_BETWEEN)
             self._until_next = self._between
+            self._read()
             samples = [sample for kept in self._kept.values() for sample in kept]
             self._fitting = threading.Thread(target=self._fit, args=(samples,), name="calibration", daemon=True)
             self._fitting.start()
+
+    def _read(self) -> None:
+        for record in self._unread:
+            sample = self._reader.read(record)
+            if sample is not None and sample.seconds > 0:
+                self._kept.setdefault(sample.kind, deque(maxlen=KEPT)).append(sample)
+        self._unread.clear()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the fit that runs, if one does; its result is used from the next step on."""

@@ -140,6 +140,21 @@ class StepTerms:
             + self.swap
         )
 
+    def values(self) -> tuple[float, ...]:
+        """The terms that sum to the total, in ``core.record.TERMS``'s order."""
+        return (
+            self.host,
+            self.sequences,
+            self.tokens,
+            self.linears,
+            self.decode_attention,
+            self.prefill_attention,
+            self.prefix_read,
+            self.all_reduce,
+            self.lora,
+            self.swap,
+        )
+
     def parts(self) -> dict[str, float]:
         """The terms that sum to the total, by name."""
         return {name: getattr(self, name) for name in _PARTS}
@@ -234,6 +249,28 @@ class StepCost:
             weight_read=weight_read,
             matmul=matmul,
             swap=self.swap_seconds(counts),
+        )
+
+    def with_contexts(self, terms: StepTerms, counts: StepCounts) -> StepTerms:
+        """The terms of a step that differs from another only in the contexts of its decodes.
+
+        Args:
+            terms: of the other.
+            counts: of this one.
+        """
+        return StepTerms(
+            terms.host,
+            terms.sequences,
+            terms.tokens,
+            terms.linears,
+            self._decode_attention(counts),
+            terms.prefill_attention,
+            terms.prefix_read,
+            terms.all_reduce,
+            terms.lora,
+            terms.weight_read,
+            terms.matmul,
+            terms.swap,
         )
 
     def linear_factor(self, tokens: float) -> float:

@@ -78,9 +78,14 @@ class Timelines:
         """
         if self.columns.count >= MOST_STEPS:
             self._settle_all()
-        waits, skips = _reasons_of(plan.decisions)
         before = self.columns.last_end
         start = min(now, max(now - time_ns, before))
+        if not (plan.rows or plan.decisions or plan.preempted or plan.swapped or plan.admissions or plan.forks):
+            self._append(plan, before, start, now, {}, {}, terms)
+            if len(plan.decodes):
+                self._tick = plan.decodes.tick + 1
+            return
+        waits, skips = _reasons_of(plan.decisions)
         index = self._append(plan, before, start, now, waits, skips, terms)
         lives = self._lives
         for rid in plan.preempted:
@@ -173,7 +178,7 @@ class Timelines:
             if not rows and terms is not None:
                 whole = no_prompts = terms.total - terms.swap
         return self.columns.append(
-            tuple((row.request_id, row.num_new_tokens) for row in rows),
+            tuple((row.request_id, row.num_new_tokens) for row in rows) if rows else (),
             start=start,
             end=now,
             gap=start - before if before else 0,
