@@ -116,6 +116,41 @@ def test_a_row_that_is_not_finite_gives_no_result_and_harms_nobody(native, form,
     assert torch.equal(got[[0, 3, 5, 8]], alone[[0, 3, 5, 8]])
 
 
+def likeliest(lib, parts, bias, x, threads):
+    structs = (abi.Weight * 3)(*(part.struct() for part in parts))
+    linear = abi.Linear(len(parts), structs, None if bias is None else bias.data_ptr())
+    best, index = torch.full((len(x),), 7.0), torch.full((len(x),), -1)
+    call = (ctypes.byref(linear), x.data_ptr(), len(x), threads, 0, best.data_ptr(), index.data_ptr())
+    lib.check(lib.calls.folio_likeliest(*call))
+    return best.numpy(), index.numpy()
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from([Format.F32, Format.Q4_1]),
+    st.sampled_from([1, 15, 16, 33, 4095, 4096, 4097, 9000]),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 39), st.integers(0, 8999), st.sampled_from([math.nan, math.inf, -math.inf]))),
+    st.integers(0, 2**31),
+)
+def test_the_likeliest_are_numpys_of_the_products(native, form, n, rows, threads, odd, seed):
+    """Values repeat, so that there are ties; some are infinite or no number."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = pack_floats(native, torch.randint(-2, 3, (n, 8), generator=generator).float(), form)
+    x = torch.randint(-2, 3, (rows, 8), generator=generator).float()
+    bias = torch.zeros(n)
+    for row, column, value in odd:
+        if row % 2:
+            x[row % rows, 0] = value
+        else:
+            bias[column % n] = value
+    y = product(native, [weight], bias, x, threads).numpy()
+    best, index = likeliest(native, [weight], bias, x, threads)
+    assert np.array_equal(index, y.argmax(-1))
+    assert np.array_equal(best, y[np.arange(rows), y.argmax(-1)], equal_nan=True)
+
+
 @settings(max_examples=25)
 @given(
     st.sampled_from(list(Format)),

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from foliolm.model.layer import DecoderLayer, LayerKV
+from foliolm.model.likeliest import likeliest
 from foliolm.model.lora import LayerLora, LoraSlots, TorchLora
 from foliolm.ops.attention import Attention, AttentionLayout
 from foliolm.ops.linear import Linear, PlainLinear
@@ -85,6 +88,10 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor, lora: LoraRows | None = None) -> Tensor:
         """[S, hidden] to [S, num_tokens] float32; ``lora``: adapters of those rows."""
+        ...
+
+    def likeliest(self, hidden: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """[S] each row's largest logit (NaN, if there is one) and the least token that has it; of the bare head."""
         ...
 
 
@@ -163,6 +170,10 @@ class DecoderModel:
         if lora is not None and self.lora is not None:
             self.lora.add_to(logits, hidden, HEAD, "head", lora)
         return logits.to(torch.float32)
+
+    def likeliest(self, hidden: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """See ``Model``."""
+        return likeliest(self.logits(hidden))
 
     @property
     def weight_bytes(self) -> int:

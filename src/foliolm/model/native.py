@@ -6,7 +6,9 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foliolm.model.decoder import StepInput
@@ -90,6 +92,16 @@ class _KVPointers:
 
 
 @dataclass(slots=True)
+class _Call:
+    """A call of a step, with what its pointers lead to."""
+
+    step: StepInput
+    kv: Sequence[LayerKV]
+    struct: abi.Step
+    hidden: Tensor
+
+
+@dataclass(slots=True)
 class NativeModel:
     """Weights of a model, packed for the kernels. Activations are float32.
 
@@ -127,6 +139,7 @@ class NativeModel:
     _struct: abi.Model | None = None
     _head: abi.Linear | None = None
     _kv: _KVPointers | None = None
+    _call: _Call | None = None
 
     def enable_lora(self, num_slots: int) -> NativeLora:
         """See ``Model``. Adapters are float32 where the weights are, else bfloat16."""
@@ -143,11 +156,21 @@ class NativeModel:
             attention: not used: the kernels have their own.
 
         Returns:
-            [S, hidden] float32 normalised hidden states of ``step.rows``.
+            [S, hidden] float32 normalised hidden states of ``step.rows``; in the same memory, where the same ``step``
+            comes again.
 
         Raises:
             RuntimeError: the kernels failed (memory).
         """
+        call = self._call
+        if call is None or call.step is not step or call.kv is not kv:
+            call = self._call = self._prepared(step, kv)
+        call.struct.threads = torch.get_num_threads()
+        self.library.check(self.library.calls.folio_forward(ctypes.byref(self._model()), ctypes.byref(call.struct)))
+        return call.hidden
+
+    def _prepared(self, step: StepInput, kv: Sequence[LayerKV]) -> _Call:
+        """The structure of a step's call, and where its result will lie."""
         rows = [layout.varlen for layout in step.layouts]
         first = rows[0]
         assert first is not None
@@ -159,7 +182,7 @@ class NativeModel:
             group.table, group.width = varlen.block_table.data_ptr(), varlen.block_table.shape[1]
             group.slots, group.window = layout.slots.data_ptr(), layout.window or 0
         pointers = self._pointers(kv)
-        call = abi.Step(
+        struct = abi.Step(
             len(step.input_ids),
             len(first.seqused_k),
             len(outputs),
@@ -173,15 +196,14 @@ class NativeModel:
             ctypes.addressof(pointers.values),
             kv[0].keys.shape[1],
             int(KV_FORMATS[kv[0].keys.dtype]),
-            torch.get_num_threads(),
+            1,
             hidden.data_ptr(),
             None,
             self.deterministic,
         )
         if step.lora is not None and self.lora is not None:
-            call.lora = ctypes.pointer(self.lora.struct(step.lora, step.lora_outputs))
-        self.library.check(self.library.calls.folio_forward(ctypes.byref(self._model()), ctypes.byref(call)))
-        return hidden
+            struct.lora = ctypes.pointer(self.lora.struct(step.lora, step.lora_outputs))
+        return _Call(step, kv, struct, hidden)
 
     def logits(self, hidden: Tensor, lora: LoraRows | None = None) -> Tensor:
         """[S, hidden] to [S, num_tokens] float32; ``lora``: adapters of those rows."""
@@ -205,6 +227,25 @@ class NativeModel:
             )
         )
         return logits
+
+    def likeliest(self, hidden: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """See ``Model``; the logits stay with the kernels."""
+        if self._head is None:
+            self._head = self.head.struct()
+        hidden = hidden.contiguous()
+        best, tokens = torch.empty(len(hidden)), torch.empty(len(hidden), dtype=torch.int64)
+        self.library.check(
+            self.library.calls.folio_likeliest(
+                ctypes.byref(self._head),
+                hidden.data_ptr(),
+                len(hidden),
+                torch.get_num_threads(),
+                self.deterministic,
+                best.data_ptr(),
+                tokens.data_ptr(),
+            )
+        )
+        return best.numpy(), tokens.numpy()
 
     @property
     def weight_bytes(self) -> int:

@@ -49,9 +49,9 @@ class Chunk:
     context: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VarlenRows:
-    """The same batch as the variable-length kernel wants it; all tensors int32.
+    """The same batch as the variable-length kernel wants it; all tensors int32. One that is kept grows in place.
 
     Attributes:
         cu_seq_q: [rows + 1] cumulative new tokens.

@@ -18,6 +18,7 @@ from foliolm.core.kvspec import KVSpec
 from foliolm.core.plan import DecodeRows, LogitsAt, Row, StepPlan
 from foliolm.executor.torch.adapters import SlotTable
 from foliolm.executor.torch.grouping import Grouping
+from foliolm.executor.torch.kept_step import KeptStep
 from foliolm.executor.torch.requests import RequestTable
 from foliolm.model.decoder import StepInput
 from foliolm.ops.attention import AttentionLayout, Chunk, DecodeGroup, VarlenRows
@@ -56,12 +57,14 @@ class StepBatch:
         sampled_rows: [S] indices in the plan of the rows that sample, one a token.
         sampled_slots: [S] their requests' slots.
         spans: where prompt logprobs are wanted.
+        plain: every row that samples takes the likeliest token of its logits as they are, and reports nothing.
     """
 
     step: StepInput
     sampled_rows: Ints
     sampled_slots: Ints
     spans: tuple[PromptSpan, ...]
+    plain: bool
 
 
 @dataclass(slots=True)
@@ -90,6 +93,7 @@ class _Steady:
         token_of_row: [B] each row's token in the batch.
         logit_rows: the same, on the device.
         lora, lora_outputs: the adapters of its tokens, in the batch's order and in that of its rows.
+        kept: the batch of the step before, where that held nothing else.
     """
 
     version: int
@@ -99,6 +103,7 @@ class _Steady:
     logit_rows: torch.Tensor
     lora: LoraRows | None
     lora_outputs: LoraRows | None
+    kept: KeptStep | None = None
 
 
 class BatchBuilder:
@@ -134,6 +139,7 @@ class BatchBuilder:
         self._device = device
         self._dtype = dtype
         self._steady: _Steady | None = None
+        self._keeps = varlen and device.type == "cpu"
 
     def build(self, plan: StepPlan) -> StepBatch:
         """Take in the plan's new blocks, and lay its rows out.
@@ -150,6 +156,10 @@ class BatchBuilder:
         for own in plan.own_blocks:
             table.replace_block(own)
         steady = self._decodes(decodes)
+        kept, steady.kept = steady.kept, None
+        if kept is not None and not plan.rows and (batch := kept.advanced(decodes.tick)) is not None:
+            steady.kept = kept
+            return batch
         singles = self._singles(steady, plan, slots)
         chunks = [
             (i, row, slot) for i, (row, slot) in enumerate(zip(plan.rows, slots, strict=True)) if row.num_new_tokens > 1
@@ -174,7 +184,11 @@ class BatchBuilder:
         step = StepInput(
             ids.to(self._device), torch.from_numpy(where).to(self._device), layouts, rows, lora, lora_outputs
         )
-        return StepBatch(step, sampled_rows, sampled_slots, spans)
+        plain = not spans and bool(table.sampling_rows.plain[sampled_slots].all())
+        batch = StepBatch(step, sampled_rows, sampled_slots, spans, plain)
+        if self._keeps and not plan.rows:
+            steady.kept = KeptStep(batch, decodes.tick, who, table, self._p)
+        return batch
 
     # --- rows
 

@@ -43,6 +43,7 @@ class RequestTable:
         history: by slot, penalties' counts, None where nothing asks for them.
         grammar: by slot, how far the answer has come in its grammar; None where there is none.
         adapters: [slots] int64 load ids of their adapters, −1 for the bare model.
+        changes: counts changes of any block table.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class RequestTable:
         self.history: list[History | None] = [None] * FIRST_SLOTS
         self.grammar: list[GrammarState | None] = [None] * FIRST_SLOTS
         self._num_histories = 0
+        self.changes = 0
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -142,6 +144,7 @@ class RequestTable:
             return
         if len(new_blocks) != len(self.tables):
             raise ValueError(f"a row has blocks of {len(new_blocks)} KV groups; the model has {len(self.tables)}")
+        self.changes += 1
         if whole_table:
             self._clear_table(slot)
         for group, blocks in enumerate(new_blocks):
@@ -161,6 +164,7 @@ class RequestTable:
             KeyError: one of them was never admitted.
         """
         for fork in forks:
+            self.changes += 1
             slot, source, count = self._slots[fork.request_id], self._slots[fork.parent], fork.num_tokens
             self._widen(count + 1)
             if slot != source:
@@ -177,6 +181,7 @@ class RequestTable:
 
     def replace_block(self, own: OwnBlock) -> None:
         """A request gets a block of its own in place of a shared one."""
+        self.changes += 1
         slot = self._slots[own.request_id]
         for table, block in zip(self.tables, own.blocks, strict=True):
             table[slot, own.index] = block
@@ -217,6 +222,7 @@ class RequestTable:
         self.history[slot] = history
 
     def _clear_table(self, slot: int) -> None:
+        self.changes += 1
         for table, count in zip(self.tables, self.num_blocks, strict=True):
             table[slot, : count[slot]] = 0
             count[slot] = 0

@@ -21,6 +21,7 @@ from foliolm.executor.torch.requests import RequestTable
 from foliolm.executor.torch.sampler import Sampled, Sampler, token_logprobs
 from foliolm.model.decoder import Model
 from foliolm.ops.attention import make_attention
+from foliolm.ops.lora import LoraRows
 
 PROMPT_LOGPROB_BYTES = 32 << 20
 """Logits of prompt positions held at once."""
@@ -86,14 +87,19 @@ class ModelRunner:
         prepared = time.perf_counter()
         hidden = self._model.forward(batch.step, self._kv.layers, self._attention)
         sampling = len(batch.sampled_rows)
-        logits = self._logits(hidden, batch, 0, sampling) if sampling else None
+        logits: Tensor | None = None
+        sampled = Sampled(np.zeros(0, np.int64))
+        plain = batch.plain and sampling and self._head_adapters(batch, 0, sampling) is None
+        if plain:
+            sampled = self._sampler.plain(*self._model.likeliest(hidden))
+        elif sampling:
+            logits = self._logits(hidden, batch, 0, sampling)
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
         computed = time.perf_counter()
         prompts = {span.row: self._prompt_logprobs(hidden, batch, span) for span in batch.spans}
-        sampled = (
-            Sampled(np.zeros(0, np.int64)) if logits is None else self._sampler.sample(logits, batch.sampled_slots)
-        )
+        if logits is not None:
+            sampled = self._sampler.sample(logits, batch.sampled_slots)
         self.requests.append(batch.sampled_slots, sampled.tokens)
         ended = time.perf_counter()
         seconds = StepSeconds(
@@ -108,20 +114,24 @@ class ModelRunner:
             self.requests.forget_table(request_id)
         for note in plan.admissions:
             self.requests.admit(note)
-        self._kv.swap_out(plan.swaps_out)
-        self._kv.swap_in(plan.swaps_in)
-        self._kv.copy(plan.copies)
+        if plan.swaps_out or plan.swaps_in or plan.copies:
+            self._kv.swap_out(plan.swaps_out)
+            self._kv.swap_in(plan.swaps_in)
+            self._kv.copy(plan.copies)
         if self._slots is not None:
             self._slots.take_changes(plan)
 
     def _logits(self, hidden: Tensor, batch: StepBatch, start: int, count: int) -> Tensor:
         """[count, V] of the step's logit rows from ``start`` on."""
+        return self._model.logits(hidden[start : start + count], self._head_adapters(batch, start, count))
+
+    def _head_adapters(self, batch: StepBatch, start: int, count: int) -> LoraRows | None:
+        """What adapts the output head in some of those rows; None: nothing does."""
         rows = batch.step.lora_outputs
-        if rows is not None and self._slots is not None and self._slots.has_head:
-            mine = rows.take(slice(start, start + count))
-            if mine.any:
-                return self._model.logits(hidden[start : start + count], mine)
-        return self._model.logits(hidden[start : start + count])
+        if rows is None or self._slots is None or not self._slots.has_head:
+            return None
+        mine = rows.take(slice(start, start + count))
+        return mine if mine.any else None
 
     def _prompt_logprobs(self, hidden: Tensor, batch: StepBatch, span: PromptSpan) -> list[TokenLogprobs | None]:
         """Entries of a span, a few positions at a time: a long chunk's logits would not fit in memory."""
@@ -150,6 +160,8 @@ def _result(
 ) -> StepResult:
     """By the plan's rows, what the sampler has by sampled rows."""
     chosen = sampled.tokens.tolist()
+    if not (plan.rows or sampled.errors or sampled.logprobs or sampled.ended):
+        return StepResult(plan.step_id, [[token] for token in chosen], seconds)
     rows: Sequence[int] = batch.sampled_rows.tolist()
     if rows == list(range(plan.num_rows)) and not sampled.errors:
         tokens = [[token] for token in chosen]

@@ -15,6 +15,7 @@ from foliolm.core.request import TokenLogprobs
 from foliolm.executor.torch.draws import uniforms
 from foliolm.executor.torch.logits import edit_logits
 from foliolm.executor.torch.requests import RequestTable
+from foliolm.model.likeliest import likeliest
 
 FIRST_CANDIDATES = 512
 """Likeliest tokens that top-p looks at first; only where they do not reach p are more sorted."""
@@ -51,6 +52,19 @@ class Sampler:
     def __init__(self, table: RequestTable) -> None:
         self._table = table
 
+    def plain(self, best: NDArray[np.float32], tokens: NDArray[np.int64]) -> Sampled:
+        """As ``sample``, for rows that are all plain (see ``SamplingRows``).
+
+        Args:
+            best: [S] each row's largest logit.
+            tokens: [S] its token.
+        """
+        sampled = Sampled(tokens)
+        finite = np.isfinite(best)
+        if not finite.all():
+            sampled.errors = dict.fromkeys(np.flatnonzero(~finite).tolist(), NOT_FINITE)
+        return sampled
+
     def sample(self, logits: Tensor, slots: NDArray[np.int64]) -> Sampled:
         """One token a row; appends nothing but to grammars.
 
@@ -67,7 +81,7 @@ class Sampler:
             if np.intersect1d(edited, reported).size:
                 logits = raw.clone()  # logprobs are of the raw ones
             self._edit(logits, edited, slots, errors)
-        best, tokens = _likeliest(logits)
+        best, tokens = likeliest(logits)
         for row in np.flatnonzero(~np.isfinite(best)).tolist():
             errors.setdefault(row, NOTHING_LEFT if rows.edited[slots[row]] and best[row] == -math.inf else NOT_FINITE)
         random = np.flatnonzero(~rows.greedy[slots])
@@ -187,16 +201,6 @@ class Sampler:
             floor[at] = torch.where(enough, torch.maximum(low, last), low)
             left = left[~enough.cpu().numpy()]
             count *= 8
-
-
-def _likeliest(logits: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """[S] each row's largest logit (NaN, if there is one) and its token, of [S, V]."""
-    if logits.device.type == "cpu":
-        rows = logits.numpy()  # whose argmax is several times as fast as PyTorch's on a CPU
-        tokens = rows.argmax(-1)
-        return rows[np.arange(len(rows)), tokens], tokens
-    best, choice = logits.max(dim=-1)
-    return best.cpu().numpy(), choice.cpu().numpy()
 
 
 def token_logprobs(logits: Tensor, tokens: NDArray[np.int64], count: int) -> list[TokenLogprobs]:

@@ -17,6 +17,7 @@ class SamplingRows:
         greedy: the likeliest token is taken.
         edited: the logits may be changed before that (penalties, bias, bans, grammar).
         logprobs: alternatives to report, −1 for no logprobs.
+        plain: greedy, not edited, and nothing reported.
         problem: a sentence where the parameters name tokens that do not exist.
     """
 
@@ -29,12 +30,13 @@ class SamplingRows:
         self.greedy: NDArray[np.bool_] = np.ones(size, np.bool_)
         self.edited: NDArray[np.bool_] = np.zeros(size, np.bool_)
         self.logprobs: NDArray[np.int64] = np.full(size, -1)
+        self.plain: NDArray[np.bool_] = np.zeros(size, np.bool_)
         self.problem: list[str | None] = [None] * size
 
     def grow(self, size: int) -> None:
         """Make room for ``size`` slots."""
         more = size - len(self.problem)
-        for name in ("temperature", "top_p", "min_p", "top_k", "greedy", "edited", "logprobs"):
+        for name in ("temperature", "top_p", "min_p", "top_k", "greedy", "edited", "logprobs", "plain"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
         self.problem.extend([None] * more)
 
@@ -55,16 +57,19 @@ class SamplingRows:
             or params.grammar is not None
             or self.problem[slot]
         )
+        self.plain[slot] = bool(params.greedy and not self.edited[slot] and self.logprobs[slot] < 0)
 
     def search(self, slot: int, num_candidates: int) -> None:
         """The slot's request is a hypothesis of a beam search: what may follow it is reported, not drawn."""
         self.greedy[slot] = True
         self.logprobs[slot] = min(num_candidates, self._num_tokens)
+        self.plain[slot] = False
 
     def fail(self, slot: int, problem: str) -> None:
         """The slot's request cannot be sampled for."""
         self.problem[slot] = problem
         self.edited[slot] = True
+        self.plain[slot] = False
 
     def _problem(self, params: SamplingParams) -> str | None:
         for name, ids in (

@@ -48,6 +48,7 @@ struct Buffers {
     std::vector<AttentionPlan> plans;
     LoraRows tokens, outputs;  // by adapter: the step's tokens, and those that come out of the last layer
     std::vector<std::vector<float>> line;  // a thread's own row
+    std::vector<float> products, tops;     // of folio_likeliest
 };
 
 Buffers& buffers() {
@@ -205,6 +206,92 @@ private:
     int64_t qkv_width_, attended_width_;
 };
 
+// A linear over rows of floats, and what an adapter adds to it.
+class Product {
+public:
+    Product(const FolioLinear& weights, const float* x, int64_t rows, bool deterministic, const FolioLora* lora,
+            int64_t index)
+        : weights_(weights), x_(x), rows_(rows), index_(index), activations_(buffers().activations),
+          by_adapter_(buffers().tokens) {
+        one_order = deterministic;
+        if (lora) {
+            by_adapter_.make(*lora, lora->slots, rows, lora_width(*lora, lora->slots, rows, index + 1));
+            if (by_adapter_.uses(index)) addition_ = {&by_adapter_, index};
+        }
+        activations_.shape(weights, rows, addition_.rows != nullptr);
+        for (int64_t i = 0; i < weights.num_parts; i++) width_ += weights.parts[i].n;
+    }
+
+    int64_t width() const { return width_; }
+
+    // All threads of the team, which meet at its end: into y [rows, width].
+    void run(Team& team, float* y) {
+        int64_t begin, end;
+        while (team.take(rows_, 1, begin, end)) activations_.set(begin, x_ + begin * activations_.k);
+        team.barrier();
+        if (addition_.rows) {
+            by_adapter_.shrink(team, index_, activations_);
+            team.barrier();
+        }
+        linear(team, weights_, activations_, rows_, y, width_, Into::store, addition_);
+        team.barrier();
+    }
+
+private:
+    const FolioLinear& weights_;
+    const float* x_;
+    int64_t rows_, index_, width_ = 0;
+    Activations& activations_;
+    LoraRows& by_adapter_;
+    LoraAddition addition_;
+};
+
+constexpr int64_t PIECE = 4096;             // values of a row that a thread looks through at once
+constexpr size_t MOST_KEPT = size_t(4) << 20;  // floats that stay allocated for the products of the next call
+
+int64_t pieces(int64_t width) { return (width + PIECE - 1) / PIECE; }
+
+// The largest of some values; NaN if one of them is.
+float largest(const float* x, int64_t count) {
+    vf top = vset(-INFINITY), odd = vzero();  // `odd` is no number once a value is not finite
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        vf value = vload(x + i);
+        top = vmax(value, top);
+        odd = vfma(value, vzero(), odd);
+    }
+    float best = vtop(top), sum = vsum(odd);
+    for (; i < count; i++) {
+        best = x[i] > best ? x[i] : best;
+        sum += x[i] * 0.0f;
+    }
+    if (sum != sum)
+        for (i = 0; i < count; i++)
+            if (x[i] != x[i]) return NAN;
+    return best;
+}
+
+// All threads of the team: see folio_likeliest. `tops` [rows, pieces].
+void likeliest(Team& team, const float* y, int64_t rows, int64_t width, float* tops, float* best, int64_t* index) {
+    int64_t each = pieces(width), begin, end;
+    while (team.take(rows * each, 1, begin, end)) {
+        int64_t row = begin / each, from = begin % each * PIECE;
+        tops[begin] = largest(y + row * width + from, std::min(PIECE, width - from));
+    }
+    team.barrier();
+    while (team.take(rows, 1, begin, end)) {
+        const float *x = y + begin * width, *top = tops + begin * each;
+        int64_t piece = 0;
+        for (int64_t i = 1; i < each && top[piece] == top[piece]; i++)
+            if (!(top[i] <= top[piece])) piece = i;
+        int64_t at = piece * PIECE;
+        best[begin] = top[piece];
+        while (at < width && !(x[at] >= top[piece]) && x[at] == x[at]) at++;
+        index[begin] = at;
+    }
+    team.barrier();
+}
+
 template <class F>
 int64_t guarded(F&& f) {
     try {
@@ -264,29 +351,25 @@ int64_t folio_linear(const FolioLinear* linear, const float* x, int64_t rows, fl
                      int64_t deterministic, const FolioLora* lora, int64_t index) {
     return folio::guarded([&] {
         std::lock_guard<std::mutex> held(folio::call_mutex());
-        folio::one_order = deterministic != 0;
-        auto& activations = folio::buffers().activations;
-        auto& by_adapter = folio::buffers().tokens;
-        folio::LoraAddition addition;
-        if (lora) {
-            by_adapter.make(*lora, lora->slots, rows, folio::lora_width(*lora, lora->slots, rows, index + 1));
-            if (by_adapter.uses(index)) addition = {&by_adapter, index};
-        }
-        activations.shape(*linear, rows, addition.rows != nullptr);
-        int64_t width = 0;
-        for (int64_t i = 0; i < linear->num_parts; i++) width += linear->parts[i].n;
+        folio::Product product(*linear, x, rows, deterministic != 0, lora, index);
+        folio::run_team(int(threads), [&](folio::Team& team, int) { product.run(team, y); });
+    });
+}
+
+// Of each row of x [rows, k] · Wᵀ + b the largest value and the least index that has it; NaN where the row has one.
+int64_t folio_likeliest(const FolioLinear* linear, const float* x, int64_t rows, int64_t threads, int64_t deterministic,
+                        float* best, int64_t* index) {
+    return folio::guarded([&] {
+        std::lock_guard<std::mutex> held(folio::call_mutex());
+        folio::Product product(*linear, x, rows, deterministic != 0, nullptr, 0);
+        auto& scratch = folio::buffers();
+        folio::grow(scratch.products, rows * product.width());
+        folio::grow(scratch.tops, rows * folio::pieces(product.width()));
         folio::run_team(int(threads), [&](folio::Team& team, int) {
-            int64_t begin, end;
-            while (team.take(rows, 1, begin, end))
-                activations.set(begin, x + begin * activations.k);
-            team.barrier();
-            if (addition.rows) {
-                by_adapter.shrink(team, index, activations);
-                team.barrier();
-            }
-            folio::linear(team, *linear, activations, rows, y, width, folio::Into::store, addition);
-            team.barrier();
+            product.run(team, scratch.products.data());
+            folio::likeliest(team, scratch.products.data(), rows, product.width(), scratch.tops.data(), best, index);
         });
+        if (scratch.products.size() > folio::MOST_KEPT) std::vector<float>().swap(scratch.products);
     });
 }
 
