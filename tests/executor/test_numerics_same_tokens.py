@@ -101,7 +101,7 @@ def test_embedded_model_has_transformers_logits(embedded, monkeypatch):
     seen = []
     head = model.head
 
-    def logits(_, hidden):
+    def logits(_, hidden, lora=None):
         seen.append(head(hidden).float())
         return seen[-1].clone()
 
