@@ -99,6 +99,16 @@ class _Call:
     kv: Sequence[LayerKV]
     struct: abi.Step
     hidden: Tensor
+    pointer: int  # of hidden
+
+
+@dataclass(slots=True)
+class _Tops:
+    """Where the likeliest tokens of so many rows are written."""
+
+    best: NDArray[np.float32]
+    tokens: NDArray[np.int64]
+    pointers: tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -140,6 +150,7 @@ class NativeModel:
     _head: abi.Linear | None = None
     _kv: _KVPointers | None = None
     _call: _Call | None = None
+    _tops: _Tops | None = None
 
     def enable_lora(self, num_slots: int) -> NativeLora:
         """See ``Model``. Adapters are float32 where the weights are, else bfloat16."""
@@ -203,7 +214,7 @@ class NativeModel:
         )
         if step.lora is not None and self.lora is not None:
             struct.lora = ctypes.pointer(self.lora.struct(step.lora, step.lora_outputs))
-        return _Call(step, kv, struct, hidden)
+        return _Call(step, kv, struct, hidden, hidden.data_ptr())
 
     def logits(self, hidden: Tensor, lora: LoraRows | None = None) -> Tensor:
         """[S, hidden] to [S, num_tokens] float32; ``lora``: adapters of those rows."""
@@ -232,20 +243,27 @@ class NativeModel:
         """See ``Model``; the logits stay with the kernels."""
         if self._head is None:
             self._head = self.head.struct()
-        hidden = hidden.contiguous()
-        best, tokens = torch.empty(len(hidden)), torch.empty(len(hidden), dtype=torch.int64)
+        call = self._call
+        if call is not None and hidden is call.hidden:
+            pointer, rows, threads = call.pointer, call.struct.num_outputs, call.struct.threads
+        else:
+            hidden = hidden.contiguous()
+            pointer, rows, threads = hidden.data_ptr(), len(hidden), torch.get_num_threads()
+        tops = self._tops
+        if tops is None or len(tops.best) != rows:
+            best, tokens = np.empty(rows, np.float32), np.empty(rows, np.int64)
+            tops = self._tops = _Tops(best, tokens, (best.ctypes.data, tokens.ctypes.data))
         self.library.check(
             self.library.calls.folio_likeliest(
                 ctypes.byref(self._head),
-                hidden.data_ptr(),
-                len(hidden),
-                torch.get_num_threads(),
+                pointer,
+                rows,
+                threads,
                 self.deterministic,
-                best.data_ptr(),
-                tokens.data_ptr(),
+                *tops.pointers,
             )
         )
-        return best.numpy(), tokens.numpy()
+        return tops.best.copy(), tops.tokens.copy()
 
     @property
     def weight_bytes(self) -> int:

@@ -44,7 +44,8 @@ class KeptStep:
         self._used = [rows.seqused_k.numpy() for rows in self._rows]
         self._blocks = [rows.block_table.numpy() for rows in self._rows]
         self._changes = table.changes
-        self._ends: Ints = (self._positions // block_size + 1) * block_size
+        self._left = 0  # steps until a row comes into another block
+        self._count_left(self._positions % block_size)
 
     def advanced(self, tick: int) -> StepBatch | None:
         """The batch at a tick; None: it must be made anew, and this object not be asked again."""
@@ -56,12 +57,13 @@ class KeptStep:
         for used, rows in zip(self._used, self._rows, strict=True):
             used += 1
             rows.max_k += 1
-        if table.changes == self._changes and (positions < self._ends).all():
+        self._left -= 1
+        if table.changes == self._changes and self._left >= 0:
             for targets in self._targets:
                 targets += 1
         elif not self._look_up():
             return None
-        if (table.lengths[self._who] <= positions).any():
+        if True in (table.lengths[self._who] <= positions).tolist():
             return None
         self._ids[:] = table.tokens[self._who, positions]
         return self._batch
@@ -77,6 +79,9 @@ class KeptStep:
             held = table.tables[group]
             self._targets[group][:] = held[who, index] * p + within
             blocks[:] = held[who, : blocks.shape[1]]
-        self._ends = (index + 1) * p
+        self._count_left(within)
         self._changes = table.changes
         return True
+
+    def _count_left(self, within: Ints) -> None:
+        self._left = self._p - 1 - max(within.tolist(), default=0)

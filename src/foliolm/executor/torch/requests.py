@@ -191,7 +191,7 @@ class RequestTable:
         if not len(slots):
             return
         positions = self.lengths[slots]
-        self._widen(int(positions.max()) + 1)
+        self._widen(max(positions.tolist()) + 1)
         self.tokens[slots, positions] = sampled
         self.lengths[slots] = positions + 1
         for slot, token in zip(slots.tolist(), sampled.tolist(), strict=True) if self._num_histories else ():

@@ -66,7 +66,6 @@ class ModelRunner:
         )
         self._sampler = Sampler(self.requests)
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan, since: float | None = None) -> StepResult:
         """One step.
 
@@ -77,6 +76,12 @@ class ModelRunner:
         Raises:
             KeyError, ValueError: the plan contradicts what the executor knows.
         """
+        if self._model.native:  # nothing of a plain step is PyTorch's then, whose modes it need not enter and leave
+            return self._run(plan, since)
+        with torch.inference_mode():
+            return self._run(plan, since)
+
+    def _run(self, plan: StepPlan, since: float | None) -> StepResult:
         began = time.perf_counter()
         self._take_changes(plan)
         if not plan.num_rows:
