@@ -247,7 +247,7 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
     int64_t singles = 0;
     for (int64_t row = 0; row < step.num_rows; row++)
         if (step.starts[row + 1] - step.starts[row] == 1) singles += (step.used[row] + SPLIT - 1) / SPLIT;
-    int64_t together = singles >= 3 * step.threads ? kv_heads : 1;
+    int64_t together = singles >= 2 * step.threads ? kv_heads : 1;
     for (int64_t row = 0; row < step.num_rows; row++) {
         int64_t count = step.starts[row + 1] - step.starts[row], context = step.used[row] - count;
         auto lowest = [&](int64_t query) {
@@ -289,6 +289,8 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
         };
         grow(s.q, rows * dim), grow(s.keys, 2 * UNIT * padded_), grow(s.values, UNIT * padded_);
         grow(s.scores, rows * UNIT), grow(s.out, rows * padded_), grow(s.top, rows), grow(s.sum, rows);
+        if (int64_t(s.q_bytes.size()) < rows * dim) s.q_bytes.resize(size_t(rows * dim));
+        s.unit.grow(dim);
     }
 }
 
@@ -311,9 +313,7 @@ void AttentionPlan::single(const Item& item, const Pages& pages, const float* q,
     const float* from = q + step_->starts[item.row] * ldq + item.head * shared_ * dim_;
     float factor = 1.0f / std::sqrt(float(dim_));
     for (int64_t i = 0; i < rows * dim_; i++) s.q[size_t(i)] = from[i] * factor;
-    std::fill_n(s.top.begin(), rows, NOTHING);
-    std::fill_n(s.sum.begin(), rows, 0.0f);
-    std::fill_n(s.out.begin(), rows * padded_, 0.0f);
+    begin_item(item, s);
     // A single query does little with a key: while one unit is computed, the next one's keys and values are on their way.
     const uint8_t *keys[2][UNIT], *values[2][UNIT], *own_keys[UNIT], *own_values[UNIT];
     int64_t bytes = pages.row_bytes(), span = item.heads * bytes;
@@ -340,7 +340,7 @@ void AttentionPlan::single(const Item& item, const Pages& pages, const float* q,
             });
         }
     }
-    single_end(item, out, s);
+    end_item(item, out, s);
 }
 
 // Queries first … first + shared of a row, all of one KV head, with `count` of its keys and values.
@@ -369,22 +369,72 @@ void AttentionPlan::single_unit(const Pages& pages, const uint8_t* const* keys, 
     for (; r < rows; r++) sums_of_rows<K, 1>(scores + r * UNIT, values, count, dim_, out + r * padded_, padded_);
 }
 
+// Sums of no keys yet, for each of an item's rows: head by head, token by token, then the queries that share a KV head.
+void AttentionPlan::begin_item(const Item& item, Scratch& s) const {
+    int64_t rows = item.heads * item.count * shared_;
+    std::fill_n(s.top.begin(), rows, NOTHING);
+    std::fill_n(s.sum.begin(), rows, 0.0f);
+    std::fill_n(s.out.begin(), rows * padded_, 0.0f);
+}
+
 // A finished item's results, or a split's for the merge.
-void AttentionPlan::single_end(const Item& item, float* out, const Scratch& s) {
-    for (int64_t r = 0; r < item.heads * shared_; r++) {
+void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
+    int64_t token = step_->starts[item.row] + item.first, each = item.count * shared_;
+    for (int64_t r = 0; r < item.heads * each; r++) {
         const float* from = s.out.data() + r * padded_;
         float top = s.top[size_t(r)], sum = s.sum[size_t(r)];
+        int64_t head = r / each, query = r % each / shared_, own = r % shared_;
         if (item.part >= 0) {
-            int64_t part = item.part + r / shared_ * item.splits;
-            float* to = partial_.data() + (part * shared_ + r % shared_) * (padded_ + 2);
+            float* to = partial_.data() + ((item.part + head * item.splits) * shared_ + own) * (padded_ + 2);
             std::memcpy(to, from, size_t(dim_) * 4);
             to[padded_] = top, to[padded_ + 1] = sum;
             continue;
         }
-        float* to = out + step_->starts[item.row] * heads_ * dim_ + (item.head * shared_ + r) * dim_;
+        float* to = out + ((token + query) * heads_ + (item.head + head) * shared_ + own) * dim_;
         float inverse = 1.0f / sum;
         for (int64_t i = 0; i < dim_; i++) to[i] = from[i] * inverse;
     }
+}
+
+// Keys and values in 8 bits, whatever the item.
+void AttentionPlan::bytes(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
+    int64_t first = step_->starts[item.row] + item.first, each = item.count * shared_;
+    int64_t context = step_->used[item.row] - (step_->starts[item.row + 1] - step_->starts[item.row]) + item.first;
+    float root = 1.44269504f / std::sqrt(float(dim_));  // log2(e): scores are powers of two
+    for (int64_t r = 0; r < item.heads * each; r++) {
+        int64_t head = item.head + r / each, query = r % each / shared_;
+        const float* from = q + (first + query) * ldq + (head * shared_ + r % shared_) * dim_;
+        s.q[size_t(r)] = query_bytes(from, dim_, s.q_bytes.data() + r * dim_) * root;
+    }
+    begin_item(item, s);
+    const uint8_t *keys[2][UNIT], *values[2][UNIT];
+    auto units = [&](int at, int64_t begin) {
+        ByteHead unit{keys[at], values[at], std::clamp<int64_t>(item.end - begin, 0, UNIT), 0};
+        gather(item, pages, begin, unit.count, keys[at], values[at]);
+        return unit;
+    };
+    ByteHead now = units(0, item.begin);
+    for (int64_t begin = item.begin, at = 0; begin < item.end; begin += UNIT, at ^= 1) {
+        ByteHead next = units(int(at ^ 1), begin + UNIT);
+        for (int64_t head = 0; head < item.heads; head++) {
+            s.unit.pack(now, &next, dim_);
+            now.offset += pages.row_bytes(), next.offset += pages.row_bytes();
+            int64_t base = head * each;
+            ByteRows rows{s.q_bytes.data() + base * dim_, s.q.data() + base, s.top.data() + base, s.sum.data() + base,
+                          s.out.data() + base * padded_, padded_};
+            for (int64_t r = 0; r < each; r += BYTE_ROWS) {
+                int64_t hidden[BYTE_ROWS], seen[BYTE_ROWS], some = std::min<int64_t>(BYTE_ROWS, each - r);
+                for (int64_t i = 0; i < some; i++) {
+                    int64_t end = context + (r + i) / shared_ + 1 - begin;
+                    seen[i] = std::clamp<int64_t>(end, 0, now.count);
+                    hidden[i] = group_->window ? std::clamp<int64_t>(end - group_->window, 0, seen[i]) : 0;
+                }
+                meet_unit(s.unit, dim_, rows, r, some, hidden, seen);
+            }
+        }
+        now = next, now.offset = 0;
+    }
+    end_item(item, out, s);
 }
 
 void AttentionPlan::tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
@@ -396,9 +446,7 @@ void AttentionPlan::tile(const Item& item, const Pages& pages, const float* q, i
         float* to = s.q.data() + i * shared_ * dim_;
         for (int64_t j = 0; j < shared_ * dim_; j++) to[j] = from[j] * factor;
     }
-    std::fill_n(s.top.begin(), rows, NOTHING);
-    std::fill_n(s.sum.begin(), rows, 0.0f);
-    std::fill_n(s.out.begin(), rows * padded_, 0.0f);
+    begin_item(item, s);
     const uint8_t *keys[UNIT], *values[UNIT];
     bool scaled = pages.format == FOLIO_KV_I8;
     for (int64_t begin = item.begin; begin < item.end; begin += UNIT) {
@@ -429,11 +477,7 @@ void AttentionPlan::tile(const Item& item, const Pages& pages, const float* q, i
             small_product(s.scores.data(), UNIT, s.values.data() + column, padded_, count, rows, s.out.data() + column,
                           padded_, true);
     }
-    for (int64_t r = 0; r < rows; r++) {
-        float* to = out + (first + r / shared_) * heads_ * dim_ + (item.head * shared_ + r % shared_) * dim_;
-        float inverse = 1.0f / s.sum[size_t(r)];
-        for (int64_t i = 0; i < dim_; i++) to[i] = s.out[size_t(r * padded_ + i)] * inverse;
-    }
+    end_item(item, out, s);
 }
 
 void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out) {
@@ -441,13 +485,16 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
     int64_t begin, end, total = int64_t(items_.size());
     while (team.take(total, 1, begin, end)) {
         const Item& item = items_[size_t(begin)];
-        if (step_->starts[item.row + 1] - step_->starts[item.row] == 1 && !step_->deterministic)
+        if (has_bytes(pages))
+            bytes(item, pages, q, ldq, out, s);
+        else if (step_->starts[item.row + 1] - step_->starts[item.row] == 1 && !step_->deterministic)
             single(item, pages, q, ldq, out, s);
         else
             tile(item, pages, q, ldq, out, s);
     }
     team.barrier();
     if (merges_.empty()) return;
+    bool in_twos = has_bytes(pages);
     while (team.take(int64_t(merges_.size()), 1, begin, end)) {
         const Merge& merge = merges_[size_t(begin)];
         for (int64_t r = 0; r < shared_; r++) {
@@ -457,7 +504,7 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
             float* to = out + merge.token * heads_ * dim_ + (merge.head * shared_ + r) * dim_;
             std::memset(to, 0, size_t(dim_) * 4);
             for (int64_t i = 0; i < merge.parts; i++) {
-                float factor = std::exp(part(i)[padded_] - top);
+                float factor = in_twos ? std::exp2(part(i)[padded_] - top) : std::exp(part(i)[padded_] - top);
                 sum += factor * part(i)[padded_ + 1];
                 for (int64_t d = 0; d < dim_; d++) to[d] += factor * part(i)[d];
             }

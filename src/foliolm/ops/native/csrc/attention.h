@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "abi.h"
+#include "attention_bytes.h"
 #include "pool.h"
 
 namespace folio {
 
-constexpr int64_t UNIT = 64;    // keys that are looked at together
-constexpr int64_t SPLIT = 512;  // keys of one work item of a row with a single query
+constexpr int64_t SPLIT = 256;  // keys of one work item of a row with a single query
 constexpr int64_t TILE = 192;    // rows (queries times the heads that share a KV head) of a work item at most
 
 // Where keys and values of one layer lie.
@@ -34,6 +34,8 @@ public:
     void run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out);
 
 private:
+    bool has_bytes(const Pages& pages) const { return pages.format == FOLIO_KV_I8 && has_byte_panels(dim_); }
+
     struct Item {
         int32_t row, head, heads;    // KV heads head … head + heads
         int32_t first, count;        // queries first … first + count of the row
@@ -45,16 +47,20 @@ private:
     };
     struct Scratch {
         std::vector<float> q, keys, values, scores, out, top, sum;
+        std::vector<uint8_t> q_bytes;  // with q as the factors, where keys and values are bytes
+        ByteUnit unit;
     };
 
     void single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
     void tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
+    void bytes(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
     void gather(const Item& item, const Pages& pages, int64_t begin, int64_t count, const uint8_t** keys,
                 const uint8_t** values) const;
     template <class K>
     void single_unit(const Pages& pages, const uint8_t* const* keys, const uint8_t* const* values, int64_t count,
                      int64_t first, Scratch& s) const;
-    void single_end(const Item& item, float* out, const Scratch& s);
+    void begin_item(const Item& item, Scratch& s) const;
+    void end_item(const Item& item, float* out, const Scratch& s);
 
     const FolioStep* step_ = nullptr;
     const FolioGroup* group_ = nullptr;

@@ -133,6 +133,9 @@ inline vf ifloat(vi a) { return _mm512_cvtepi32_ps(a); }
 // Sums of products of four unsigned bytes (at most 15) and four signed ones: eight calls, then dot4_sums.
 inline vi dot4(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 inline vi dot4_sums(vi acc) { return acc; }
+// Sums of products of four unsigned bytes (at most 127) and four signed ones.
+inline vi dot4_bytes(vi acc, vi u, vi s) { return _mm512_dpbusd_epi32(acc, u, s); }
+inline vi inegate(vi a) { return _mm512_sub_epi32(_mm512_setzero_si512(), a); }
 inline vi ilow4(vi a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 
@@ -212,6 +215,8 @@ inline vf ifloat(vi a) { return _mm256_cvtepi32_ps(a); }
 // Pairs are summed in 16 bits: eight products of 15 · 127 fit, twice.
 inline vi dot4(vi acc, vi w, vi x) { return keep(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
 inline vi dot4_sums(vi acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
+inline vi dot4_bytes(vi acc, vi u, vi s) { return keep(_mm256_add_epi32(acc, dot4_sums(_mm256_maddubs_epi16(u, s)))); }
+inline vi inegate(vi a) { return _mm256_sub_epi32(_mm256_setzero_si256(), a); }
 inline vi ilow4(vi a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
 
@@ -296,6 +301,8 @@ inline vi dot4(vi acc, vi w, vi x) {
     return acc + products;
 }
 inline vi dot4_sums(vi acc) { return acc; }
+inline vi dot4_bytes(vi acc, vi u, vi s) { return dot4(acc, u, s); }
+inline vi inegate(vi a) { return -a; }
 inline vi ilow4(vi a) { return a & 0x0f0f0f0f; }
 inline vi ihigh4(vi a) { return (a >> 4) & 0x0f0f0f0f; }
 

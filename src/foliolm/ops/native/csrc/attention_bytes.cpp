@@ -1,0 +1,262 @@
+#include "attention_bytes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace folio {
+namespace {
+
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+constexpr int ZERO = 64;  // the byte of a query's value 0
+constexpr int64_t QUAD = 4 * PANEL;  // bytes of a panel's four
+
+#if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
+// Four bytes of each of eight rows, eight times: rows and columns change places.
+inline void transpose_quads(const int8_t* const* rows, int64_t at, int8_t* out) {
+    __m256 r[8], t[8];
+    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(rows[i] + at));
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(reinterpret_cast<float*>(out + i * QUAD), _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps(reinterpret_cast<float*>(out + (i + 4) * QUAD), _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
+
+// Sixteen bytes of each of four rows: those of one column side by side.
+inline void interleave4(const int8_t* const* rows, int64_t at, int8_t* out) {
+    __m128i r[4];
+    for (int i = 0; i < 4; i++) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + at));
+    __m128i low01 = _mm_unpacklo_epi8(r[0], r[1]), high01 = _mm_unpackhi_epi8(r[0], r[1]);
+    __m128i low23 = _mm_unpacklo_epi8(r[2], r[3]), high23 = _mm_unpackhi_epi8(r[2], r[3]);
+    __m128i* to = reinterpret_cast<__m128i*>(out);
+    _mm_storeu_si128(to, _mm_unpacklo_epi16(low01, low23));
+    _mm_storeu_si128(to + 1, _mm_unpackhi_epi16(low01, low23));
+    _mm_storeu_si128(to + 2, _mm_unpacklo_epi16(high01, high23));
+    _mm_storeu_si128(to + 3, _mm_unpackhi_epi16(high01, high23));
+}
+#else
+inline void interleave4(const int8_t* const* rows, int64_t at, int8_t* out) {
+    for (int column = 0; column < PANEL; column++)
+        for (int i = 0; i < 4; i++) out[column * 4 + i] = rows[i][at + column];
+}
+#endif
+
+// A panel of keys: [dim / 4][PANEL][4].
+void pack_keys(const int8_t* const* rows, int64_t dim, int8_t* out) {
+    int64_t i = 0;
+#if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
+    for (; i + 32 <= dim; i += 32)
+        for (int half = 0; half < PANEL; half += 8) transpose_quads(rows + half, i, out + i / 4 * QUAD + half * 4);
+#endif
+    for (; i < dim; i += 4)
+        for (int key = 0; key < PANEL; key++) std::memcpy(out + i / 4 * QUAD + key * 4, rows[key] + i, 4);
+}
+
+template <int R>
+using Sums = vi[R][NV];
+
+// sums[r][lane] += Σ x[r][i] · w[i / 4][lane][i % 4] over `quads` fours.
+template <int R>
+inline void add_dots(Sums<R>& sums, const uint8_t* x, int64_t ldx, const int8_t* w, int64_t quads) {
+    for (int64_t t = 0; t < quads; t++, w += QUAD, x += 4) {
+        vi part[NV];
+        FOLIO_UNROLL
+        for (int v = 0; v < NV; v++) part[v] = iload(w + v * 4 * LANES);
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++) {
+            vi four = ispread4(x + r * ldx);
+            FOLIO_UNROLL
+            for (int v = 0; v < NV; v++) sums[r][v] = dot4_bytes(sums[r][v], four, part[v]);
+        }
+    }
+}
+
+// scores[r][key] in units of the row's factor, for the unit's first `count` keys and some behind them.
+template <int R>
+void scores_of(const ByteUnit& unit, int64_t dim, const uint8_t* q, int64_t count, float* scores) {
+    for (int64_t panel = 0; panel * PANEL < count; panel++) {
+        Sums<R> sums;
+        FOLIO_UNROLL
+        for (int v = 0; v < NV; v++) {
+            vi start = iload(unit.key_starts + panel * PANEL + v * LANES);
+            FOLIO_UNROLL
+            for (int r = 0; r < R; r++) sums[r][v] = start;
+        }
+        add_dots<R>(sums, q, dim, unit.keys.data() + panel * dim * PANEL, dim / 4);
+        FOLIO_UNROLL
+        for (int v = 0; v < NV; v++) {
+            vf scale = vload(unit.key_scales + panel * PANEL + v * LANES);
+            FOLIO_UNROLL
+            for (int r = 0; r < R; r++)
+                vstore(scores + r * UNIT + panel * PANEL + v * LANES, vmul(ifloat(sums[r][v]), scale));
+        }
+    }
+}
+
+// 2^x for x at most 0, to about 1e-6 relative.
+inline vf exp2_of(vf x) {
+    x = vmax(x, vset(-126.0f));
+    vf n = vround(x), f = vsub(x, n);
+    vf p = vset(1.3333558e-3f);
+    p = vfma(p, f, vset(9.6181291e-3f));
+    p = vfma(p, f, vset(5.5504109e-2f));
+    p = vfma(p, f, vset(2.4022651e-1f));
+    p = vfma(p, f, vset(6.9314718e-1f));
+    return vmul(vfma(p, f, vset(1.0f)), vpow2(n));
+}
+
+// One row of scores to weights in bytes, their scale returned; rescales what was summed before. `top` is in powers of two.
+inline float soften(float* scores, int64_t hidden, int64_t seen, float factor, const float* value_scales, float& top,
+                    float& sum, float* out, int64_t dim, uint8_t* weights) {
+    constexpr int COUNT = UNIT / LANES;
+    for (int64_t j = 0; j < hidden; j++) scores[j] = NOTHING;
+    for (int64_t j = seen; j < UNIT; j++) scores[j] = NOTHING;
+    if (hidden >= seen) {
+        std::memset(weights, 0, UNIT);
+        return 0;
+    }
+    vf all[COUNT], tops = vload(scores);
+    FOLIO_UNROLL
+    for (int i = 1; i < COUNT; i++) tops = vmax(tops, vload(scores + i * LANES));
+    float highest = std::max(top, vtop(tops) * factor);
+    if (highest > top) {
+        float less = top == NOTHING ? 0.0f : std::exp2(top - highest);
+        sum *= less;
+        for (int64_t d = 0; d < dim; d += LANES) vstore(out + d, vmul(vload(out + d), vset(less)));
+        top = highest;
+    }
+    vf sums = vzero(), most = vzero(), times = vset(factor), offset = vset(-highest);
+    FOLIO_UNROLL
+    for (int i = 0; i < COUNT; i++) {
+        vf e = exp2_of(vfma(vload(scores + i * LANES), times, offset));
+        all[i] = vmul(e, vload(value_scales + i * LANES));
+        sums = vadd(sums, e), most = vmax(most, all[i]);
+    }
+    sum += vsum(sums);
+    float largest = vtop(most);
+    bool any = largest > 1e-30f;  // else all values are next to nothing, and the inverse would overflow
+    vf inverse = vset(any ? 127.0f / largest : 0.0f);
+    FOLIO_UNROLL
+    for (int i = 0; i < COUNT; i++)
+        vstore_s8(reinterpret_cast<int8_t*>(weights) + i * LANES, vround(vmul(all[i], inverse)));
+    return any ? largest / 127.0f : 0.0f;
+}
+
+template <int R>
+void add_values(const ByteUnit& unit, int64_t dim, const uint8_t* weights, const float* scales, int64_t count, float* out,
+                int64_t ldo) {
+    for (int64_t panel = 0; panel * PANEL < dim; panel++, out += PANEL) {
+        Sums<R> sums;
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++)
+            FOLIO_UNROLL
+            for (int v = 0; v < NV; v++) sums[r][v] = izero();
+        add_dots<R>(sums, weights, UNIT, unit.values.data() + panel * UNIT * PANEL, (count + 3) / 4);
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++) {
+            vf scale = vset(scales[r]);
+            FOLIO_UNROLL
+            for (int v = 0; v < NV; v++) {
+                float* to = out + r * ldo + v * LANES;
+                vstore(to, vfma(ifloat(sums[r][v]), scale, vload(to)));
+            }
+        }
+    }
+}
+
+template <int R>
+void meet(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, const int64_t* hidden, const int64_t* seen) {
+    alignas(64) float scores[R * UNIT];
+    alignas(64) uint8_t weights[R * UNIT];
+    float scales[R];
+    int64_t count = *std::max_element(seen, seen + R);
+    if (count <= 0) return;
+    scores_of<R>(unit, dim, rows.q + first * dim, count, scores);
+    for (int64_t r = 0; r < R; r++) {
+        int64_t row = first + r;
+        scales[r] = soften(scores + r * UNIT, hidden[r], seen[r], rows.factor[row], unit.value_scales, rows.top[row],
+                           rows.sum[row], rows.out + row * rows.ldo, dim, weights + r * UNIT);
+    }
+    add_values<R>(unit, dim, weights, scales, count, rows.out + first * rows.ldo, rows.ldo);
+}
+
+template <int R>
+void meet_some(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
+               const int64_t* seen) {
+    if constexpr (R > 0) {
+        if (count == R) return meet<R>(unit, dim, rows, first, hidden, seen);
+        meet_some<R - 1>(unit, dim, rows, first, count, hidden, seen);
+    }
+}
+
+}  // namespace
+
+void ByteUnit::grow(int64_t dim) {
+    if (int64_t(zeros.size()) >= dim) return;
+    keys.resize(size_t(UNIT * dim)), values.resize(size_t(UNIT * dim)), zeros.resize(size_t(dim));
+}
+
+void ByteUnit::pack(const ByteHead& head, const ByteHead* next, int64_t dim) {
+    const int8_t *k[PANEL], *v[PANEL];
+    for (int64_t first = 0; first < head.count; first += PANEL) {
+        for (int64_t t = 0; t < PANEL; t++) {
+            bool there = first + t < head.count;
+            k[t] = there ? reinterpret_cast<const int8_t*>(head.keys[first + t] + head.offset) : zeros.data();
+            v[t] = there ? reinterpret_cast<const int8_t*>(head.values[first + t] + head.offset) : zeros.data();
+            key_scales[first + t] = value_scales[first + t] = 0;
+            if (there) {
+                std::memcpy(key_scales + first + t, k[t] + dim, 4);
+                std::memcpy(value_scales + first + t, v[t] + dim, 4);
+            }
+        }
+        // Asked for a few at a time: a CPU drops what comes in bursts.
+        for (int64_t t = first; next && t < std::min(first + PANEL, next->count); t++)
+            for (int64_t byte = 0; byte < dim + 4 + 63; byte += 64) {
+                __builtin_prefetch(next->keys[t] + next->offset + byte);
+                __builtin_prefetch(next->values[t] + next->offset + byte);
+            }
+        int8_t* panel = keys.data() + first * dim;
+        pack_keys(k, dim, panel);
+        Sums<1> sums;
+        FOLIO_UNROLL
+        for (int i = 0; i < NV; i++) sums[0][i] = izero();
+        uint8_t zero[4] = {ZERO, ZERO, ZERO, ZERO};
+        for (int64_t i = 0; i < dim; i += 4) add_dots<1>(sums, zero, 0, panel + i * PANEL, 1);
+        FOLIO_UNROLL
+        for (int i = 0; i < NV; i++) istore(key_starts + first + i * LANES, inegate(sums[0][i]));
+        for (int64_t t = 0; t < PANEL; t += 4)
+            for (int64_t i = 0; i < dim; i += PANEL) interleave4(v + t, i, values.data() + i * UNIT + (first + t) * PANEL);
+    }
+    for (int64_t t = (head.count + PANEL - 1) / PANEL * PANEL; t < UNIT; t++) value_scales[t] = 0;
+}
+
+float query_bytes(const float* q, int64_t dim, uint8_t* out) {
+    vf tops = vzero(), zero = vset(float(ZERO)), most = vset(63.0f);
+    for (int64_t i = 0; i < dim; i += LANES) tops = vmax(tops, vabs(vload(q + i)));
+    float top = std::max(vtop(tops), 1e-30f);
+    vf inverse = vset(63.0f / top);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        // Within bounds even where a query is not finite.
+        vf whole = vmax(vmin(vround(vmul(vload(q + i), inverse)), most), vsub(vzero(), most));
+        vstore_s8(reinterpret_cast<int8_t*>(out) + i, vadd(whole, zero));
+    }
+    return top / 63.0f;
+}
+
+void meet_unit(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
+               const int64_t* seen) {
+    meet_some<BYTE_ROWS>(unit, dim, rows, first, count, hidden, seen);
+}
+
+}  // namespace folio

@@ -1,0 +1,61 @@
+// Attention over 8-bit keys and values in whole numbers: a few times fewer instructions than over floats made of them.
+//
+// Queries and the softmax's weights are rounded to 7 bits without a sign, so that a pair of products with 8 signed bits
+// fits in 16: queries with a scale a row, weights with one a row and unit of keys, the values' scales among them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "simd.h"
+
+namespace folio {
+
+constexpr int64_t UNIT = 64;  // keys that are looked at together
+
+// Rows of queries that accumulators fit in registers for.
+#if defined(FOLIO_AVX512)
+constexpr int BYTE_ROWS = 12;
+#else
+constexpr int BYTE_ROWS = 6;
+#endif
+
+// Whether heads of so many dimensions can be computed so: whole panels.
+inline bool has_byte_panels(int64_t dim) { return dim % PANEL == 0; }
+
+// One head's rows of a unit where they lie: `dim` values, a float scale behind them, from byte `offset` on of each token's.
+struct ByteHead {
+    const uint8_t *const *keys, *const *values;
+    int64_t count, offset;
+};
+
+// A unit's keys and values of one KV head, as tiles read them: four of what is summed side by side.
+struct ByteUnit {
+    std::vector<int8_t> keys;    // [UNIT / PANEL][dim / 4][PANEL][4]
+    std::vector<int8_t> values;  // [dim / PANEL][UNIT / 4][PANEL][4]
+    std::vector<int8_t> zeros;   // [dim], in place of rows that there are not
+    float key_scales[UNIT], value_scales[UNIT];
+    int32_t key_starts[UNIT];    // what takes the queries' zero point out of the sums
+
+    void grow(int64_t dim);
+    // `next`: rows that will be packed soon, or null; they are fetched meanwhile.
+    void pack(const ByteHead& head, const ByteHead* next, int64_t dim);
+};
+
+// A query to [dim] bytes around 64; returns its scale, never 0.
+float query_bytes(const float* q, int64_t dim, uint8_t* out);
+
+// Rows of one KV head while keys go by.
+struct ByteRows {
+    const uint8_t* q;     // [rows, dim]
+    const float* factor;  // [rows] from whole numbers to scores, as powers of two
+    float *top, *sum;     // [rows] the largest score so far, and the sum of 2^(score − top)
+    float* out;           // [rows, ldo] the weighted values' sums
+    int64_t ldo;
+};
+
+// Rows `first … first + rows` (at most BYTE_ROWS) meet a unit: row r sees keys `hidden[r] … seen[r]` of it.
+void meet_unit(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
+               const int64_t* seen);
+
+}  // namespace folio
