@@ -403,7 +403,7 @@ def test_deterministic_results_are_the_same_in_whatever_batch_and_chunks(target,
     first, *others = (outcomes(*setting) for setting in settings)
     assert all(other == first for other in others)
     for i in range(len(prompts)):
-        assert first[i][1] == pytest.approx(loose[0][i][1], abs=0.02 if kv == torch.int8 else 2e-4)
+        assert first[i][1] == pytest.approx(loose[0][i][1], abs=0.15 if kv == torch.int8 else 2e-4)
 
 
 def test_the_best_target_is_one_that_the_cpu_has():

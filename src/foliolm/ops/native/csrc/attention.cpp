@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "linear.h"
+#include "rotation.h"
 #include "simd.h"
 
 namespace folio {
@@ -227,16 +228,19 @@ void write_head(uint8_t* to, int64_t format, int64_t dim, const float* from) {
             std::memcpy(to + 2 * i, &half, 2);
         }
     } else {
+        thread_local std::vector<float> turned;
+        turned.resize(size_t(dim));
+        hadamard(from, dim, turned.data());
         float top = 0;
-        for (int64_t i = 0; i < dim; i++) top = std::max(top, std::fabs(from[i]));
+        for (float value : turned) top = std::max(top, std::fabs(value));
         float inverse = top > 0 ? 127.0f / top : 0.0f, scale = top / 127.0f;
-        for (int64_t i = 0; i < dim; i++) to[i] = uint8_t(int8_t(std::nearbyint(from[i] * inverse)));
+        for (int64_t i = 0; i < dim; i++) to[i] = uint8_t(int8_t(std::nearbyint(turned[size_t(i)] * inverse)));
         std::memcpy(to + dim, &scale, 4);
     }
 }
 
 void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim) {
-    step_ = &step, group_ = &group;
+    step_ = &step, group_ = &group, turned_ = step.kv_format == FOLIO_KV_I8;
     heads_ = heads, kv_heads_ = kv_heads, dim_ = dim, shared_ = heads / kv_heads;
     padded_ = (dim + PANEL - 1) / PANEL * PANEL;
     items_.clear(), merges_.clear();
@@ -312,7 +316,7 @@ void AttentionPlan::single(const Item& item, const Pages& pages, const float* q,
     int64_t rows = item.heads * shared_;
     const float* from = q + step_->starts[item.row] * ldq + item.head * shared_ * dim_;
     float factor = 1.0f / std::sqrt(float(dim_));
-    for (int64_t i = 0; i < rows * dim_; i++) s.q[size_t(i)] = from[i] * factor;
+    for (int64_t r = 0; r < rows; r++) take_query(from + r * dim_, factor, s.q.data() + r * dim_);
     begin_item(item, s);
     // A single query does little with a key: while one unit is computed, the next one's keys and values are on their way.
     const uint8_t *keys[2][UNIT], *values[2][UNIT], *own_keys[UNIT], *own_values[UNIT];
@@ -369,6 +373,14 @@ void AttentionPlan::single_unit(const Pages& pages, const uint8_t* const* keys, 
     for (; r < rows; r++) sums_of_rows<K, 1>(scores + r * UNIT, values, count, dim_, out + r * padded_, padded_);
 }
 
+void AttentionPlan::take_query(const float* from, float factor, float* to) const {
+    if (turned_)
+        hadamard(from, dim_, to);
+    else
+        std::memcpy(to, from, size_t(dim_) * 4);
+    for (int64_t i = 0; i < dim_; i++) to[i] *= factor;
+}
+
 // Sums of no keys yet, for each of an item's rows: head by head, token by token, then the queries that share a KV head.
 void AttentionPlan::begin_item(const Item& item, Scratch& s) const {
     int64_t rows = item.heads * item.count * shared_;
@@ -393,6 +405,7 @@ void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
         float* to = out + ((token + query) * heads_ + (item.head + head) * shared_ + own) * dim_;
         float inverse = 1.0f / sum;
         for (int64_t i = 0; i < dim_; i++) to[i] = from[i] * inverse;
+        if (turned_) hadamard(to, dim_, to);
     }
 }
 
@@ -400,11 +413,12 @@ void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
 void AttentionPlan::bytes(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
     int64_t first = step_->starts[item.row] + item.first, each = item.count * shared_;
     int64_t context = step_->used[item.row] - (step_->starts[item.row + 1] - step_->starts[item.row]) + item.first;
-    float root = 1.44269504f / std::sqrt(float(dim_));  // log2(e): scores are powers of two
+    float factor = 1.44269504f / std::sqrt(float(dim_));  // log2(e): scores are powers of two
     for (int64_t r = 0; r < item.heads * each; r++) {
         int64_t head = item.head + r / each, query = r % each / shared_;
         const float* from = q + (first + query) * ldq + (head * shared_ + r % shared_) * dim_;
-        s.q[size_t(r)] = query_bytes(from, dim_, s.q_bytes.data() + r * dim_) * root;
+        take_query(from, factor, s.keys.data());
+        s.q[size_t(r)] = query_bytes(s.keys.data(), dim_, s.q_bytes.data() + r * dim_);
     }
     begin_item(item, s);
     const uint8_t *keys[2][UNIT], *values[2][UNIT];
@@ -444,7 +458,7 @@ void AttentionPlan::tile(const Item& item, const Pages& pages, const float* q, i
     for (int64_t i = 0; i < item.count; i++) {
         const float* from = q + (first + i) * ldq + item.head * shared_ * dim_;
         float* to = s.q.data() + i * shared_ * dim_;
-        for (int64_t j = 0; j < shared_ * dim_; j++) to[j] = from[j] * factor;
+        for (int64_t j = 0; j < shared_; j++) take_query(from + j * dim_, factor, to + j * dim_);
     }
     begin_item(item, s);
     const uint8_t *keys[UNIT], *values[UNIT];
@@ -509,6 +523,7 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
                 for (int64_t d = 0; d < dim_; d++) to[d] += factor * part(i)[d];
             }
             for (int64_t d = 0; d < dim_; d++) to[d] /= sum;
+            if (turned_) hadamard(to, dim_, to);
         }
     }
     team.barrier();

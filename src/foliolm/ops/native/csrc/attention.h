@@ -21,7 +21,8 @@ struct Pages {
     int64_t offset(int64_t slot, int64_t head) const { return (slot * kv_heads + head) * row_bytes(); }
 };
 
-// Stores one head's vector of a token.
+// Stores one head's vector of a token; turned (see rotation.h), where it is rounded to 8 bits: keys as well as values have
+// dimensions that stand out. Queries are turned to meet such keys, and what came of the values is turned back.
 void write_head(uint8_t* to, int64_t format, int64_t dim, const float* from);
 
 // A KV group's work of a step, made once and used by each of its layers.
@@ -59,12 +60,14 @@ private:
     template <class K>
     void single_unit(const Pages& pages, const uint8_t* const* keys, const uint8_t* const* values, int64_t count,
                      int64_t first, Scratch& s) const;
+    void take_query(const float* from, float factor, float* to) const;
     void begin_item(const Item& item, Scratch& s) const;
     void end_item(const Item& item, float* out, const Scratch& s);
 
     const FolioStep* step_ = nullptr;
     const FolioGroup* group_ = nullptr;
     int64_t heads_ = 0, kv_heads_ = 0, dim_ = 0, shared_ = 0, padded_ = 0;
+    bool turned_ = false;
     std::vector<Item> items_;
     std::vector<Merge> merges_;
     std::vector<float> partial_;  // a split's results: [shared][padded + 2] each

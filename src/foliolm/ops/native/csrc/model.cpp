@@ -12,7 +12,6 @@
 #include "linear.h"
 #include "lora.h"
 #include "pool.h"
-#include "rotation.h"
 #include "simd.h"
 
 namespace folio {
@@ -192,7 +191,6 @@ private:
             const float* norm = head < m_.num_heads ? layer.q_norm : layer.k_norm;
             if (norm) rms_norm(at, norm, dim, m_.eps, at);
             rotate(at, angles, angles + half, half);
-            if (s_.kv_format == FOLIO_KV_I8) hadamard(at, dim, at);
         }
         const float *keys = row + m_.num_heads * dim, *values = keys + m_.num_kv_heads * dim;
         for (int64_t head = 0; head < m_.num_kv_heads; head++) {
