@@ -77,6 +77,31 @@ static void check_linear(std::vector<int64_t> formats, int64_t n, int64_t k, int
 }
 
 // Entry (i, j) of a block of a Hadamard matrix is 1 where i and j have an even number of bits in common, else −1.
+extern "C" int64_t folio_linear(const FolioLinear*, const float*, int64_t, float*, int64_t, int64_t, const FolioLora*, int64_t);
+extern "C" int64_t folio_likeliest(const FolioLinear*, const float*, int64_t, int64_t, int64_t, float*, int64_t*);
+
+// The likeliest of each row's outputs is the first of the largest that the product itself gives.
+static void check_likeliest(int64_t n, int64_t rows, int threads) {
+    const int64_t k = 33;
+    std::vector<float> w(size_t(n * k)), x(size_t(rows * k)), y(size_t(rows * n)), best(static_cast<size_t>(rows));
+    for (auto* each : {&w, &x})
+        for (auto& value : *each) value = normal();
+    std::vector<uint8_t> packed(static_cast<size_t>(packed_bytes(FOLIO_F32, n, k)));
+    pack_floats(FOLIO_F32, n, k, w.data(), packed.data());
+    FolioLinear weights{};
+    weights.num_parts = 1;
+    weights.parts[0] = {FOLIO_F32, n, k, packed.data()};
+    std::vector<int64_t> index(static_cast<size_t>(rows));
+    int64_t failed = folio_linear(&weights, x.data(), rows, y.data(), threads, 0, nullptr, 0);
+    failed += folio_likeliest(&weights, x.data(), rows, threads, 0, best.data(), index.data());
+    expect(!failed, "likeliest", double(failed));
+    for (int64_t r = 0; r < rows; r++) {
+        const float* row = y.data() + r * n;
+        int64_t first = std::max_element(row, row + n) - row;
+        expect(index[size_t(r)] == first && best[size_t(r)] == row[first], "likeliest", double(index[size_t(r)] - first));
+    }
+}
+
 static void check_rotation(int64_t k) {
     std::vector<float> x(static_cast<size_t>(k)), turned(x.size());
     for (auto& value : x) value = normal();
@@ -257,6 +282,7 @@ int main() {
                 for (int64_t rows : {1, 3, 13}) check_linear({format}, n, k, rows, threads);
     for (int64_t other = 0; other < FOLIO_FORMATS; other++)
         for (int64_t rows : {1, 13}) check_linear({FOLIO_I8, other, FOLIO_Q8_0}, 17, 100, rows, 2);
+    for (int64_t n : {1, 9, 4096, 9001}) check_likeliest(n, 3, 2);
     for (int64_t k : {1, 2, 7, 31, 64, 127, 200, 576}) check_rotation(k);
     for (int threads : {1, 3})
         for (int64_t format = 0; format < FOLIO_FORMATS; format++)

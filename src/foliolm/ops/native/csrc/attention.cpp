@@ -231,10 +231,16 @@ void write_head(uint8_t* to, int64_t format, int64_t dim, const float* from) {
         thread_local std::vector<float> turned;
         turned.resize(size_t(dim));
         hadamard(from, dim, turned.data());
-        float top = 0;
-        for (float value : turned) top = std::max(top, std::fabs(value));
+        const float* all = turned.data();
+        int64_t i = 0;
+        vf tops = vzero();
+        for (; i + LANES <= dim; i += LANES) tops = vmax(tops, vabs(vload(all + i)));
+        float top = vtop(tops);
+        for (; i < dim; i++) top = std::max(top, std::fabs(all[i]));
         float inverse = top > 0 ? 127.0f / top : 0.0f, scale = top / 127.0f;
-        for (int64_t i = 0; i < dim; i++) to[i] = uint8_t(int8_t(std::nearbyint(turned[size_t(i)] * inverse)));
+        for (i = 0; i + LANES <= dim; i += LANES)
+            vstore_s8(reinterpret_cast<int8_t*>(to) + i, vround(vmul(vload(all + i), vset(inverse))));
+        for (; i < dim; i++) to[i] = uint8_t(int8_t(std::nearbyint(all[i] * inverse)));
         std::memcpy(to + dim, &scale, 4);
     }
 }
@@ -431,8 +437,8 @@ void AttentionPlan::bytes(const Item& item, const Pages& pages, const float* q, 
     for (int64_t begin = item.begin, at = 0; begin < item.end; begin += UNIT, at ^= 1) {
         ByteHead next = units(int(at ^ 1), begin + UNIT);
         for (int64_t head = 0; head < item.heads; head++) {
-            s.unit.pack(now, &next, dim_);
-            now.offset += pages.row_bytes(), next.offset += pages.row_bytes();
+            Ahead ahead(next, pages.row_bytes());
+            s.unit.pack(now, dim_, ahead);
             int64_t base = head * each;
             ByteRows rows{s.q_bytes.data() + base * dim_, s.q.data() + base, s.top.data() + base, s.sum.data() + base,
                           s.out.data() + base * padded_, padded_};
@@ -443,8 +449,9 @@ void AttentionPlan::bytes(const Item& item, const Pages& pages, const float* q, 
                     seen[i] = std::clamp<int64_t>(end, 0, now.count);
                     hidden[i] = group_->window ? std::clamp<int64_t>(end - group_->window, 0, seen[i]) : 0;
                 }
-                meet_unit(s.unit, dim_, rows, r, some, hidden, seen);
+                meet_unit(s.unit, dim_, rows, r, some, hidden, seen, ahead);
             }
+            now.offset += pages.row_bytes(), next.offset += pages.row_bytes();
         }
         now = next, now.offset = 0;
     }

@@ -84,8 +84,9 @@ inline void add_dots(Sums<R>& sums, const uint8_t* x, int64_t ldx, const int8_t*
 
 // scores[r][key] in units of the row's factor, for the unit's first `count` keys and some behind them.
 template <int R>
-void scores_of(const ByteUnit& unit, int64_t dim, const uint8_t* q, int64_t count, float* scores) {
+void scores_of(const ByteUnit& unit, int64_t dim, const uint8_t* q, int64_t count, float* scores, Ahead& ahead) {
     for (int64_t panel = 0; panel * PANEL < count; panel++) {
+        ahead.fetch();
         Sums<R> sums;
         FOLIO_UNROLL
         for (int v = 0; v < NV; v++) {
@@ -155,8 +156,9 @@ inline float soften(float* scores, int64_t hidden, int64_t seen, float factor, c
 
 template <int R>
 void add_values(const ByteUnit& unit, int64_t dim, const uint8_t* weights, const float* scales, int64_t count, float* out,
-                int64_t ldo) {
+                int64_t ldo, Ahead& ahead) {
     for (int64_t panel = 0; panel * PANEL < dim; panel++, out += PANEL) {
+        ahead.fetch();
         Sums<R> sums;
         FOLIO_UNROLL
         for (int r = 0; r < R; r++)
@@ -176,27 +178,28 @@ void add_values(const ByteUnit& unit, int64_t dim, const uint8_t* weights, const
 }
 
 template <int R>
-void meet(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, const int64_t* hidden, const int64_t* seen) {
+void meet(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, const int64_t* hidden, const int64_t* seen,
+          Ahead& ahead) {
     alignas(64) float scores[R * UNIT];
     alignas(64) uint8_t weights[R * UNIT];
     float scales[R];
     int64_t count = *std::max_element(seen, seen + R);
     if (count <= 0) return;
-    scores_of<R>(unit, dim, rows.q + first * dim, count, scores);
+    scores_of<R>(unit, dim, rows.q + first * dim, count, scores, ahead);
     for (int64_t r = 0; r < R; r++) {
         int64_t row = first + r;
         scales[r] = soften(scores + r * UNIT, hidden[r], seen[r], rows.factor[row], unit.value_scales, rows.top[row],
                            rows.sum[row], rows.out + row * rows.ldo, dim, weights + r * UNIT);
     }
-    add_values<R>(unit, dim, weights, scales, count, rows.out + first * rows.ldo, rows.ldo);
+    add_values<R>(unit, dim, weights, scales, count, rows.out + first * rows.ldo, rows.ldo, ahead);
 }
 
 template <int R>
 void meet_some(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
-               const int64_t* seen) {
+               const int64_t* seen, Ahead& ahead) {
     if constexpr (R > 0) {
-        if (count == R) return meet<R>(unit, dim, rows, first, hidden, seen);
-        meet_some<R - 1>(unit, dim, rows, first, count, hidden, seen);
+        if (count == R) return meet<R>(unit, dim, rows, first, hidden, seen, ahead);
+        meet_some<R - 1>(unit, dim, rows, first, count, hidden, seen, ahead);
     }
 }
 
@@ -207,7 +210,7 @@ void ByteUnit::grow(int64_t dim) {
     keys.resize(size_t(UNIT * dim)), values.resize(size_t(UNIT * dim)), zeros.resize(size_t(dim));
 }
 
-void ByteUnit::pack(const ByteHead& head, const ByteHead* next, int64_t dim) {
+void ByteUnit::pack(const ByteHead& head, int64_t dim, Ahead& ahead) {
     const int8_t *k[PANEL], *v[PANEL];
     for (int64_t first = 0; first < head.count; first += PANEL) {
         for (int64_t t = 0; t < PANEL; t++) {
@@ -220,12 +223,7 @@ void ByteUnit::pack(const ByteHead& head, const ByteHead* next, int64_t dim) {
                 std::memcpy(value_scales + first + t, v[t] + dim, 4);
             }
         }
-        // Asked for a few at a time: a CPU drops what comes in bursts.
-        for (int64_t t = first; next && t < std::min(first + PANEL, next->count); t++)
-            for (int64_t byte = 0; byte < dim + 4 + 63; byte += 64) {
-                __builtin_prefetch(next->keys[t] + next->offset + byte);
-                __builtin_prefetch(next->values[t] + next->offset + byte);
-            }
+        ahead.fetch();
         int8_t* panel = keys.data() + first * dim;
         pack_keys(k, dim, panel);
         Sums<1> sums;
@@ -255,8 +253,8 @@ float query_bytes(const float* q, int64_t dim, uint8_t* out) {
 }
 
 void meet_unit(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
-               const int64_t* seen) {
-    meet_some<BYTE_ROWS>(unit, dim, rows, first, count, hidden, seen);
+               const int64_t* seen, Ahead& ahead) {
+    meet_some<BYTE_ROWS>(unit, dim, rows, first, count, hidden, seen, ahead);
 }
 
 }  // namespace folio

@@ -4,6 +4,7 @@
 // fits in 16: queries with a scale a row, weights with one a row and unit of keys, the values' scales among them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -29,6 +30,25 @@ struct ByteHead {
     int64_t count, offset;
 };
 
+// Rows that will be packed soon, asked for a few at a time between what is computed meanwhile: a core waits for some twenty
+// lines of memory at once, and a burst of more holds up the loads behind it.
+class Ahead {
+public:
+    Ahead(const ByteHead& head, int64_t bytes) : head_(head), bytes_(bytes) {}
+    void fetch() {
+        for (int64_t end = std::min(at_ + TOKENS, head_.count); at_ < end; at_++)
+            for (int64_t byte = head_.offset; byte < head_.offset + bytes_; byte += 64) {
+                __builtin_prefetch(head_.keys[at_] + byte);
+                __builtin_prefetch(head_.values[at_] + byte);
+            }
+    }
+
+private:
+    static constexpr int64_t TOKENS = 6;  // each time
+    const ByteHead& head_;
+    int64_t bytes_, at_ = 0;
+};
+
 // A unit's keys and values of one KV head, as tiles read them: four of what is summed side by side.
 struct ByteUnit {
     std::vector<int8_t> keys;    // [UNIT / PANEL][dim / 4][PANEL][4]
@@ -38,8 +58,7 @@ struct ByteUnit {
     int32_t key_starts[UNIT];    // what takes the queries' zero point out of the sums
 
     void grow(int64_t dim);
-    // `next`: rows that will be packed soon, or null; they are fetched meanwhile.
-    void pack(const ByteHead& head, const ByteHead* next, int64_t dim);
+    void pack(const ByteHead& head, int64_t dim, Ahead& ahead);
 };
 
 // A query to [dim] bytes around 64; returns its scale, never 0.
@@ -56,6 +75,6 @@ struct ByteRows {
 
 // Rows `first … first + rows` (at most BYTE_ROWS) meet a unit: row r sees keys `hidden[r] … seen[r]` of it.
 void meet_unit(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
-               const int64_t* seen);
+               const int64_t* seen, Ahead& ahead);
 
 }  // namespace folio

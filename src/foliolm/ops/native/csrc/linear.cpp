@@ -115,15 +115,17 @@ struct Bytes {
 // Those, and what they leave of some groups.
 struct BytesTwice {
     Bytes main, rest;
-    const uint8_t* fine;  // [rows, groups]
+    const uint64_t* fine;  // [rows, words] a bit a group
+    int64_t words;
 };
 
+// The 64 groups from `block` on, a bit each: whether they leave anything in some row.
 template <int R>
-inline bool any_fine(const BytesTwice& x, int64_t block) {
-    uint8_t any = 0;
+inline uint64_t any_fine(const BytesTwice& x, int64_t block) {
+    uint64_t any = 0;
     FOLIO_UNROLL
-    for (int r = 0; r < R; r++) any |= x.fine[r * x.main.groups + block];
-    return any != 0;
+    for (int r = 0; r < R; r++) any |= x.fine[r * x.words + block / 64];
+    return any;
 }
 
 // A block of 4-bit weights, whose scales (and minima) begin at `w`: acc += scale_x · scale · dots + minimum · sum_x.
@@ -170,10 +172,12 @@ template <int R, bool MINIMA>
 void nibbles(const BytesTwice& x, const uint8_t* w, float* out, int64_t ldo) {
     Tile<R> acc;
     clear(acc);
-    for (int64_t b = 0; b < x.main.groups; b++, w += (MINIMA ? 64 : 32) + 256) {
+    uint64_t fine = 0;
+    for (int64_t b = 0; b < x.main.groups; b++, fine >>= 1, w += (MINIMA ? 64 : 32) + 256) {
+        if (b % 64 == 0) fine = any_fine<R>(x, b);
         for (int line = 0; line < 5; line++) __builtin_prefetch(w + AHEAD + 64 * line);
         nibble_block<R, MINIMA>(acc, x.main, b, w);
-        if (any_fine<R>(x, b)) nibble_block<R, MINIMA>(acc, x.rest, b, w);
+        if (fine & 1) nibble_block<R, MINIMA>(acc, x.rest, b, w);
     }
     write(acc, out, ldo);
 }
@@ -219,9 +223,11 @@ template <int R, bool MINIMA>
 void expanded_nibbles(const BytesTwice& x, const uint8_t* w, const uint8_t* q, float* out, int64_t ldo) {
     Tile<R> acc;
     clear(acc);
-    for (int64_t b = 0; b < x.main.groups; b++, w += (MINIMA ? 64 : 32) + 256, q += GROUP * PANEL) {
+    uint64_t fine = 0;
+    for (int64_t b = 0; b < x.main.groups; b++, fine >>= 1, w += (MINIMA ? 64 : 32) + 256, q += GROUP * PANEL) {
+        if (b % 64 == 0) fine = any_fine<R>(x, b);
         expanded_block<R, MINIMA>(acc, x.main, b, w, q);
-        if (any_fine<R>(x, b)) expanded_block<R, MINIMA>(acc, x.rest, b, w, q);
+        if (fine & 1) expanded_block<R, MINIMA>(acc, x.rest, b, w, q);
     }
     write(acc, out, ldo);
 }
@@ -321,7 +327,7 @@ BytesTwice bytes_from(const Activations& x, int64_t row) {
     int64_t at = row * x.groups;
     return {{x.s8.data() + row * x.padded, x.padded, x.s8_scale.data() + at, x.s8_sum.data() + at, x.groups},
             {x.rest.data() + row * x.padded, x.padded, x.rest_scale.data() + at, x.rest_sum.data() + at, x.groups},
-            x.fine.data() + at};
+            x.fine.data() + row * x.words(), x.words()};
 }
 
 template <int R>
@@ -428,7 +434,7 @@ void Activations::shape(const FolioLinear& linear, int64_t rows, bool floats) {
     if (forms.s8) {
         for (auto* each : {&s8, &rest}) grow(*each, rows * padded);
         for (auto* each : {&s8_scale, &s8_sum, &rest_scale, &rest_sum}) grow(*each, rows * groups);
-        grow(fine, rows * groups);
+        grow(fine, rows * words());
     }
     for (auto [wanted, shorts] : {std::pair{forms.s16, &s16}, {forms.rotated, &rotated}})
         if (wanted) grow(shorts->x, rows * padded), grow(shorts->scale, rows);
@@ -479,20 +485,22 @@ void Activations::set_s8(int64_t row, const float* x) {
     float sum = vsum(squares);
     for (; i < k; i++) sum += x[i] * x[i];
     float limit = OUTLIER * std::sqrt(sum / float(k));
+    uint64_t* bits = fine.data() + row * words();
+    std::fill_n(bits, words(), uint64_t(0));
     if (!std::isfinite(limit)) {  // nothing to be made of such a row; nobody shall take it for a result
         std::fill_n(s8_scale.begin() + at, groups, std::numeric_limits<float>::quiet_NaN());
-        std::fill_n(fine.begin() + at, groups, uint8_t(0));
         return;
     }
-    for (i = 0; i + GROUP <= k; i += GROUP) set_group(at++, x + i, limit);
-    if (i == k) return;
     float last[GROUP] = {};
-    std::memcpy(last, x + i, size_t(k - i) * 4);
-    set_group(at, last, limit);
+    std::memcpy(last, x + k / GROUP * GROUP, size_t(k % GROUP) * 4);
+    for (int64_t group = 0; group < groups; group++) {
+        const float* from = (group + 1) * GROUP <= k ? x + group * GROUP : last;
+        bits[group / 64] |= uint64_t(set_group(at + group, from, limit)) << (group % 64);
+    }
 }
 
 // A group in 8 bits, and what they leave of it; the latter's largest is half a step of the former.
-void Activations::set_group(int64_t at, const float* x, float limit) {
+bool Activations::set_group(int64_t at, const float* x, float limit) {
     vf tops = vzero();
     for (int64_t i = 0; i < GROUP; i += LANES) tops = vmax(tops, vabs(vload(x + i)));
     // A group of next to nothing is none: the inverse would overflow.
@@ -505,9 +513,8 @@ void Activations::set_group(int64_t at, const float* x, float limit) {
     }
     s8_scale[size_t(at)] = scale, s8_sum[size_t(at)] = scale * vsum(sums);
     bool outlier = top > limit && scale > 0;
-    fine[size_t(at)] = outlier;
     rest_scale[size_t(at)] = rest_sum[size_t(at)] = 0;
-    if (!outlier) return;
+    if (!outlier) return false;
     float small = scale * (0.5f / 127.0f);
     vf finer = vset(1.0f / small);
     sums = vzero();
@@ -518,6 +525,7 @@ void Activations::set_group(int64_t at, const float* x, float limit) {
         sums = vadd(sums, whole);
     }
     rest_scale[size_t(at)] = small, rest_sum[size_t(at)] = small * vsum(sums);
+    return true;
 }
 
 namespace {
@@ -581,6 +589,7 @@ void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t
                 const uint8_t* own_up = into == Into::silu_mul ? expanded(linear.parts[1], panel, x, rows, memory[1]) : nullptr;
                 for (int64_t row = block; row < stop; row += step) {
                     int64_t count = std::min(step, stop - row);
+                    for (int64_t r = 0; r < count; r++) __builtin_prefetch(y + (row + r) * ldy + column, 1);
                     panel_tile(weight, own, panel, x, row, count, tile[0]);
                     if (lora.rows) lora.rows->expand(lora.index, part, panel, row, count, tile[0]);
                     const float* bias = linear.bias ? linear.bias + column : nullptr;

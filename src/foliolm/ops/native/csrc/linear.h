@@ -41,7 +41,8 @@ struct Activations {
     std::vector<float> s8_scale;      // [rows, groups]
     std::vector<float> s8_sum;        // [rows, groups] sum of the group, its scale in it
     // What 8 bits leave of the groups whose largest value stands out of its row: the same again, zero elsewhere.
-    std::vector<uint8_t> fine;        // [rows, groups] whether there is any
+    int64_t words() const { return (groups + 63) / 64; }
+    std::vector<uint64_t> fine;       // [rows, words()] a bit a group: whether there is any
     std::vector<int8_t> rest;         // [rows, padded]
     std::vector<float> rest_scale;    // [rows, groups]
     std::vector<float> rest_sum;      // [rows, groups]
@@ -55,7 +56,7 @@ struct Activations {
 private:
     void set_s16(Shorts& to, int64_t row, const float* x);
     void set_s8(int64_t row, const float* x);
-    void set_group(int64_t at, const float* x, float limit);
+    bool set_group(int64_t at, const float* x, float limit);
 };
 
 // Whether rows of float products are summed in one order, however many there are. Set before a call's threads start.
