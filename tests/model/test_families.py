@@ -53,7 +53,7 @@ class Spy:
         self.rows = []
         head = model.head
 
-        def logits(_, hidden):
+        def logits(_, hidden, lora=None):
             self.rows.append(head(hidden).float())
             return self.rows[-1].clone()
 
