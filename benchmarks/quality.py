@@ -43,7 +43,7 @@ def logits_of(model_name: str, settings: dict[str, str], windows: list[list[int]
     seen: list[torch.Tensor] = []
     plain = type(model).logits
 
-    def keep(self, hidden: torch.Tensor) -> torch.Tensor:
+    def keep(self, hidden: torch.Tensor, lora: object = None) -> torch.Tensor:
         seen.append(plain(self, hidden))
         return seen[-1].clone()
 
