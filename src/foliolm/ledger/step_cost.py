@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 from foliolm.core.errors import ConfigError
+from foliolm.core.record import TERMS
 from foliolm.core.valueclass import valueclass
 from foliolm.ledger.accounts import (
     ModelAccount,
@@ -157,7 +158,7 @@ class StepTerms:
 
     def parts(self) -> dict[str, float]:
         """The terms that sum to the total, by name."""
-        return {name: getattr(self, name) for name in _PARTS}
+        return dict(zip(TERMS, self.values(), strict=True))
 
     @property
     def binds(self) -> str:
@@ -170,20 +171,6 @@ class StepTerms:
         }
         sides["bandwidth" if self.weight_read >= self.matmul else "compute"] += self.linears + self.lora
         return max(sides, key=lambda name: sides[name])
-
-
-_PARTS = (
-    "host",
-    "sequences",
-    "tokens",
-    "linears",
-    "decode_attention",
-    "prefill_attention",
-    "prefix_read",
-    "all_reduce",
-    "lora",
-    "swap",
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,29 +175,15 @@ void transpose_keys(const uint8_t* const* keys, int64_t count, int64_t dim, bool
 
 #if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
 // Eight keys at a time through 8×8 transposes in registers.
-inline void transpose8(const float* in, int64_t ldi, float* out) {
-    __m256 r[8], t[8];
-    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(in + i * ldi);
-    for (int i = 0; i < 8; i += 2) {
-        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4) {
-        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
-    for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps(out + i * PANEL, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-        _mm256_storeu_ps(out + (i + 4) * PANEL, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
-    }
-}
-
 void transpose_floats(const float* rows, int64_t dim, float* out) {
     for (int64_t panel = 0; panel < UNIT / PANEL; panel++, out += dim * PANEL)
         for (int64_t half = 0; half < PANEL; half += 8)
-            for (int64_t i = 0; i < dim; i += 8) transpose8(rows + (panel * PANEL + half) * dim + i, dim, out + i * PANEL + half);
+            for (int64_t i = 0; i < dim; i += 8) {
+                __m256 r[8];
+                for (int j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(rows + (panel * PANEL + half + j) * dim + i);
+                transpose8(r);
+                for (int j = 0; j < 8; j++) _mm256_storeu_ps(out + (i + j) * PANEL + half, r[j]);
+            }
 }
 #endif
 
@@ -237,6 +223,7 @@ void write_head(uint8_t* to, int64_t format, int64_t dim, const float* from) {
         for (; i + LANES <= dim; i += LANES) tops = vmax(tops, vabs(vload(all + i)));
         float top = vtop(tops);
         for (; i < dim; i++) top = std::max(top, std::fabs(all[i]));
+        if (top < 1e-30f) top = 0;  // next to nothing is none: the inverse would overflow
         float inverse = top > 0 ? 127.0f / top : 0.0f, scale = top / 127.0f;
         for (i = 0; i + LANES <= dim; i += LANES)
             vstore_s8(reinterpret_cast<int8_t*>(to) + i, vround(vmul(vload(all + i), vset(inverse))));

@@ -11,7 +11,7 @@
 namespace folio {
 
 constexpr int64_t SPLIT = 256;  // keys of one work item of a row with a single query
-constexpr int64_t TILE = 192;    // rows (queries times the heads that share a KV head) of a work item at most
+constexpr int64_t TILE = 192;   // rows (queries times the heads that share a KV head) of a work item at most
 
 // Where keys and values of one layer lie.
 struct Pages {
@@ -28,7 +28,6 @@ void write_head(uint8_t* to, int64_t format, int64_t dim, const float* from);
 // A KV group's work of a step, made once and used by each of its layers.
 class AttentionPlan {
 public:
-    // `wanted`: tokens whose results are needed, or null for all.
     void make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim);
 
     // All threads: q [tokens][ldq] (heads side by side, already rotated) to out [tokens, heads · dim]. Ends with a barrier.

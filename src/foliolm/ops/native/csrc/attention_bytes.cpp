@@ -13,24 +13,12 @@ constexpr int ZERO = 64;  // the byte of a query's value 0
 constexpr int64_t QUAD = 4 * PANEL;  // bytes of a panel's four
 
 #if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
-// Four bytes of each of eight rows, eight times: rows and columns change places.
+// Four bytes of each of eight rows, eight times.
 inline void transpose_quads(const int8_t* const* rows, int64_t at, int8_t* out) {
-    __m256 r[8], t[8];
+    __m256 r[8];
     for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(rows[i] + at));
-    for (int i = 0; i < 8; i += 2) {
-        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4) {
-        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
-    for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps(reinterpret_cast<float*>(out + i * QUAD), _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-        _mm256_storeu_ps(reinterpret_cast<float*>(out + (i + 4) * QUAD), _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
-    }
+    transpose8(r);
+    for (int i = 0; i < 8; i++) _mm256_storeu_ps(reinterpret_cast<float*>(out + i * QUAD), r[i]);
 }
 
 // Sixteen bytes of each of four rows: those of one column side by side.

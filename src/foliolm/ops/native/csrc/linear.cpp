@@ -1,11 +1,8 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "lora.h"
-#include "rotation.h"
 #include "simd.h"
 
 namespace folio {
@@ -18,9 +15,6 @@ namespace {
 constexpr int64_t AHEAD = 4096;
 // Rows up to which 4-bit weights are multiplied as they are stored.
 constexpr int64_t FEW = 12;
-// A value of so many times its row's root mean square stands out: its group gets 16 bits, since 8 would leave too little
-// of what lies beside it. (SmolLM2-135M: with 12, KL to float32 0.0018; with 22, 0.0029, and no faster.)
-constexpr float OUTLIER = 12.0f;
 
 template <int R>
 struct Tile {
@@ -407,125 +401,6 @@ void small_product(const float* x, int64_t ldx, const uint16_t* w, int64_t ldw, 
         with_rows<ROWS>(std::min<int64_t>(ROWS, rows - first), [&]<int R>() {
             floats<R>(x + first * ldx, ldx, w, ldw, k, out + first * ldo, ldo, accumulate);
         });
-}
-
-Forms forms_of(const FolioLinear& linear) {
-    Forms forms;
-    for (int64_t i = 0; i < linear.num_parts; i++) {
-        int64_t format = linear.parts[i].format;
-        if (format == FOLIO_F32 || format == FOLIO_BF16) forms.f32 = true;
-        if (format == FOLIO_I8) forms.rotated = true;
-        if (format == FOLIO_Q8_0) forms.s16 = true;
-        if (format == FOLIO_Q4_0 || format == FOLIO_Q4_1) forms.s8 = true;
-    }
-    return forms;
-}
-
-void Activations::shape(const FolioLinear& linear, int64_t rows, bool floats) {
-    k = linear.parts[0].k;
-    groups = (k + GROUP - 1) / GROUP;
-    padded = groups * GROUP;
-    forms = forms_of(linear);
-    if (floats) forms.f32 = true;
-    auto grow = [](auto& vector, int64_t size) {
-        if (int64_t(vector.size()) < size) vector.resize(size_t(size));
-    };
-    if (forms.f32) grow(f32, rows * k);
-    if (forms.s8) {
-        for (auto* each : {&s8, &rest}) grow(*each, rows * padded);
-        for (auto* each : {&s8_scale, &s8_sum, &rest_scale, &rest_sum}) grow(*each, rows * groups);
-        grow(fine, rows * words());
-    }
-    for (auto [wanted, shorts] : {std::pair{forms.s16, &s16}, {forms.rotated, &rotated}})
-        if (wanted) grow(shorts->x, rows * padded), grow(shorts->scale, rows);
-    // The sum of k products with weights of at most 127 must fit in 32 bits.
-    s16_top = std::min<int64_t>(32767, ((int64_t(1) << 31) - 1) / (127 * padded));
-}
-
-void Activations::set(int64_t row, const float* x) {
-    if (forms.f32) std::memcpy(f32.data() + row * k, x, size_t(k) * 4);
-    if (forms.s16) set_s16(s16, row, x);
-    if (forms.rotated) {
-        thread_local std::vector<float> line;
-        if (int64_t(line.size()) < k) line.resize(size_t(k));
-        hadamard(x, k, line.data());
-        set_s16(rotated, row, line.data());
-    }
-    if (forms.s8) set_s8(row, x);
-}
-
-void Activations::set_s16(Shorts& shorts, int64_t row, const float* x) {
-    int16_t* to = shorts.x.data() + row * padded;
-    vf tops = vzero(), zeros = vzero();  // a value that is not finite times 0 is NaN; no maximum is sure to keep one
-    int64_t i = 0;
-    for (; i + LANES <= k; i += LANES) tops = vmax(tops, vabs(vload(x + i))), zeros = vfma(vload(x + i), vzero(), zeros);
-    float top = vtop(tops), zero = vsum(zeros);
-    for (; i < k; i++) top = std::max(top, std::fabs(x[i])), zero += x[i] * 0.0f;
-    if (zero != 0) {  // nobody shall take such a row for a result
-        std::fill_n(to, padded, int16_t(0));
-        shorts.scale[size_t(row)] = std::numeric_limits<float>::quiet_NaN();
-        return;
-    }
-    if (top < 1e-30f) top = 0;  // next to nothing is none: the inverse would overflow
-    vf factor = vset(top > 0 ? float(s16_top) / top : 0.0f);
-    float last[LANES] = {};
-    for (i = 0; i + LANES <= k; i += LANES) vstore_s16(to + i, vround(vmul(vload(x + i), factor)));
-    std::memcpy(last, x + i, size_t(k - i) * 4);
-    for (; i < padded; i += LANES) {
-        vstore_s16(to + i, vround(vmul(vload(last), factor)));
-        std::memset(last, 0, sizeof last);
-    }
-    shorts.scale[size_t(row)] = top / float(s16_top);
-}
-
-void Activations::set_s8(int64_t row, const float* x) {
-    vf squares = vzero();
-    int64_t i = 0, at = row * groups;
-    for (; i + LANES <= k; i += LANES) squares = vfma(vload(x + i), vload(x + i), squares);
-    float sum = vsum(squares);
-    for (; i < k; i++) sum += x[i] * x[i];
-    float limit = OUTLIER * std::sqrt(sum / float(k));
-    uint64_t* bits = fine.data() + row * words();
-    std::fill_n(bits, words(), uint64_t(0));
-    if (!std::isfinite(limit)) {  // nothing to be made of such a row; nobody shall take it for a result
-        std::fill_n(s8_scale.begin() + at, groups, std::numeric_limits<float>::quiet_NaN());
-        return;
-    }
-    float last[GROUP] = {};
-    std::memcpy(last, x + k / GROUP * GROUP, size_t(k % GROUP) * 4);
-    for (int64_t group = 0; group < groups; group++) {
-        const float* from = (group + 1) * GROUP <= k ? x + group * GROUP : last;
-        bits[group / 64] |= uint64_t(set_group(at + group, from, limit)) << (group % 64);
-    }
-}
-
-// A group in 8 bits, and what they leave of it; the latter's largest is half a step of the former.
-bool Activations::set_group(int64_t at, const float* x, float limit) {
-    vf tops = vzero();
-    for (int64_t i = 0; i < GROUP; i += LANES) tops = vmax(tops, vabs(vload(x + i)));
-    // A group of next to nothing is none: the inverse would overflow.
-    float top = vtop(tops), scale = top > 1e-30f ? top / 127.0f : 0.0f;
-    vf sums = vzero(), factor = vset(top > 1e-30f ? 127.0f / top : 0.0f);
-    for (int64_t i = 0; i < GROUP; i += LANES) {
-        vf whole = vround(vmul(vload(x + i), factor));
-        vstore_s8(s8.data() + at * GROUP + i, whole);
-        sums = vadd(sums, whole);
-    }
-    s8_scale[size_t(at)] = scale, s8_sum[size_t(at)] = scale * vsum(sums);
-    bool outlier = top > limit && scale > 0;
-    rest_scale[size_t(at)] = rest_sum[size_t(at)] = 0;
-    if (!outlier) return false;
-    float small = scale * (0.5f / 127.0f);
-    vf finer = vset(1.0f / small);
-    sums = vzero();
-    for (int64_t i = 0; i < GROUP; i += LANES) {
-        vf all = vload(x + i), left = vsub(all, vmul(vround(vmul(all, factor)), vset(scale)));
-        vf whole = vround(vmax(vmin(vmul(left, finer), vset(127.0f)), vset(-127.0f)));
-        vstore_s8(rest.data() + at * GROUP + i, whole);
-        sums = vadd(sums, whole);
-    }
-    rest_scale[size_t(at)] = small, rest_sum[size_t(at)] = small * vsum(sums);
-    return true;
 }
 
 namespace {

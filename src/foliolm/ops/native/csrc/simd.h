@@ -326,6 +326,28 @@ inline vf vexp(vf x) {
     return vmul(p, vpow2(n));
 }
 
+#if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
+// Eight rows of eight lanes of 32 bits: rows and columns change places.
+inline void transpose8(__m256 (&r)[8]) {
+    __m256 t[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+        t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    }
+    for (int i = 0; i < 8; i++) r[i] = t[i];
+}
+#endif
+
 inline vf vsilu(vf x) {
     // Far below zero the result vanishes before e^-x overflows.
     vf e = vexp(vmin(vsub(vzero(), x), vset(80.0f)));
