@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from scripted_server import ScriptedServer, event, stream, whole
 from typer.testing import CliRunner
 
 from foliolm.bench.prompts import Contents
+from foliolm.cli.bench import _probe_once
 from foliolm.cli.main import build_app
 from foliolm.core.errors import ConfigError
 from foliolm.simulate.workload.item import Item
@@ -251,6 +253,26 @@ def test_prediction_stands_beside_the_measurement():
     assert said["difference"]["tpot_s"]["p50"] == pytest.approx(off)
     assert "predicted" in shown
     assert "difference" in shown
+
+
+def test_a_machine_that_was_never_measured_is_measured_for_a_prediction(tmp_path, monkeypatch):
+    """By the command that people are told to run; once; and where it fails, nothing is predicted."""
+    monkeypatch.setenv("FOLIOLM_HOME", str(tmp_path))
+    ran = []
+
+    def probe(command, exit_code, keep, **_):
+        ran.append(command[1:])
+        if keep:
+            (tmp_path / "device.json").write_text("{}")
+        return subprocess.CompletedProcess(command, exit_code)
+
+    monkeypatch.setattr(subprocess, "run", functools.partial(probe, exit_code=1, keep=False))
+    with pytest.raises(ConfigError, match="give --device"):
+        _probe_once()
+    monkeypatch.setattr(subprocess, "run", functools.partial(probe, exit_code=0, keep=True))
+    _probe_once()
+    _probe_once()
+    assert ran == [["-m", "foliolm", "probe"]] * 2
 
 
 def test_ctrl_c_prints_what_is_done(tmp_path):

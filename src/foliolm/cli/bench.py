@@ -200,6 +200,7 @@ class _Forecast:
         model, device, quantization, kv_cache_dtype, tensor_parallel_size, cost, kernels = self._described
         if device is None and is_local:
             device = "this-machine"
+            _probe_once()
         if device is None:
             raise ConfigError("--predict needs --device: the server is on another machine")
         if dialect.max_model_len is not None:
@@ -235,3 +236,21 @@ def _progress(total: int | None) -> Any:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _probe_once() -> None:
+    """Measure this machine, if nobody has yet: in a process of its own, which leaves nothing behind in the client.
+
+    Raises:
+        ConfigError: it cannot be measured; what it said is on stderr.
+    """
+    import subprocess
+
+    from foliolm.shape.probed import probe_path
+
+    if probe_path().is_file():
+        return
+    _say("this machine is not measured yet: measuring it (foliolm probe)")
+    done = subprocess.run([sys.executable, "-m", "foliolm", "probe"], stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise ConfigError("--predict needs a device, and this machine could not be measured; give --device")
