@@ -59,6 +59,11 @@ class Model(Protocol):
     native: bool
 
     @property
+    def library(self) -> Library | None:
+        """The native kernels, where they walk it."""
+        ...
+
+    @property
     def lora(self) -> LoraSlots | None:
         """Slots for adapters; None before ``enable_lora``."""
         ...
@@ -109,7 +114,7 @@ class DecoderModel:
         num_tokens: token ids that exist; rows of a padded vocabulary beyond it have no logits.
         dtype: of weights and activations.
         device: where it lies.
-        native: whether the native kernels walk it.
+        native, library: whether native kernels walk it, and which.
         lora: adapters' slots, or None.
     """
 
@@ -124,6 +129,7 @@ class DecoderModel:
     dtype: torch.dtype
     device: torch.device
     native: bool = False
+    library: None = None
     lora: TorchLora | None = None
 
     def enable_lora(self, num_slots: int) -> TorchLora:

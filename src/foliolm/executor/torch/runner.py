@@ -64,7 +64,7 @@ class ModelRunner:
             model.dtype,
             self._slots,
         )
-        self._sampler = Sampler(self.requests)
+        self._sampler = Sampler(self.requests, model.library)
 
     def run(self, plan: StepPlan, since: float | None = None) -> StepResult:
         """One step.

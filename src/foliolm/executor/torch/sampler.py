@@ -16,6 +16,8 @@ from foliolm.executor.torch.draws import uniforms
 from foliolm.executor.torch.logits import edit_logits
 from foliolm.executor.torch.requests import RequestTable
 from foliolm.model.likeliest import likeliest
+from foliolm.ops.native.draw import DRAW, draw
+from foliolm.ops.native.library import Library
 
 FIRST_CANDIDATES = 512
 """Likeliest tokens that top-p looks at first; only where they do not reach p are more sorted."""
@@ -47,10 +49,12 @@ class Sampler:
 
     Args:
         table: the requests.
+        library: the kernels that choose tokens; None: PyTorch's operators, which give the same ones but for rounding.
     """
 
-    def __init__(self, table: RequestTable) -> None:
+    def __init__(self, table: RequestTable, library: Library | None = None) -> None:
         self._table = table
+        self._library = library
 
     def plain(self, best: NDArray[np.float32], tokens: NDArray[np.int64]) -> Sampled:
         """As ``sample``, for rows that are all plain (see ``SamplingRows``).
@@ -79,16 +83,17 @@ class Sampler:
             if np.intersect1d(edited, reported).size:
                 logits = raw.clone()  # logprobs are of the raw ones
             self._edit(logits, edited, slots, errors)
-        best, tokens = likeliest(logits)
+        if self._library is None:
+            best, tokens = likeliest(logits)
+        else:
+            best, tokens = draw(self._library, logits, self._draws(slots), torch.get_num_threads())
         for row in np.flatnonzero(~np.isfinite(best)).tolist():
             errors.setdefault(row, NOTHING_LEFT if rows.edited[slots[row]] and best[row] == -math.inf else NOT_FINITE)
-        random = np.flatnonzero(~rows.greedy[slots])
-        if errors:
-            random = np.array([row for row in random if row not in errors], np.int64)
-        if len(random):
-            chosen = logits if len(random) == len(slots) else logits[torch.from_numpy(random).to(logits.device)]
-            tokens = tokens.copy()
-            tokens[random] = self._draw(chosen, slots[random])
+        if self._library is None:
+            random = np.array([row for row in np.flatnonzero(~rows.greedy[slots]) if row not in errors], np.int64)
+            if len(random):
+                chosen = logits if len(random) == len(slots) else logits[torch.from_numpy(random).to(logits.device)]
+                tokens[random] = self._draw(chosen, slots[random])
         sampled = Sampled(tokens, errors=errors)
         for row in edited.tolist():
             grammar = self._table.grammar[int(slots[row])]
@@ -141,13 +146,25 @@ class Sampler:
         elif grammar.ended:
             sampled.ended.add(row)
 
+    def _draws(self, slots: NDArray[np.int64]) -> NDArray[np.void]:
+        """[S] of ``DRAW``: what the rows ask for, and their random numbers."""
+        rows, draws = self._table.sampling_rows, np.empty(len(slots), DRAW)
+        draws["temperature"] = np.where(rows.greedy[slots], 0.0, rows.temperature[slots])
+        draws["min_p"], draws["top_k"], draws["top_p"] = rows.min_p[slots], rows.top_k[slots], rows.top_p[slots]
+        draws["uniform"] = self._uniforms(slots)
+        return draws
+
+    def _uniforms(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        table = self._table
+        return uniforms(table.keys[slots], table.lengths[slots] - table.prompt_lengths[slots])
+
     def _draw(self, logits: Tensor, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draw from softmax(logits / temperature), cut by min-p, then top-k, then top-p.
 
         The cuts are thresholds on the logits and the draw walks the vocabulary in order, so that a row's token does not
         depend on how the others sort.
         """
-        table, rows, device = self._table, self._table.sampling_rows, logits.device
+        rows, device = self._table.sampling_rows, logits.device
         temperature = torch.from_numpy(rows.temperature[slots]).to(device, torch.float32)
         x = (logits - logits.amax(dim=-1, keepdim=True)) / temperature[:, None]
         floor = torch.full((len(slots),), -math.inf, device=device)
@@ -157,10 +174,9 @@ class Sampler:
         weights = torch.exp(x).masked_fill_(x < floor[:, None], 0.0)
         ends = weights.cumsum(dim=-1, dtype=torch.float64)
         total = ends[:, -1]
-        draws = uniforms(table.keys[slots], table.lengths[slots] - table.prompt_lengths[slots])
         # Rounding must not carry a draw to the very end, where the tokens may all be cut.
         target = torch.minimum(
-            torch.from_numpy(draws).to(device) * total, torch.nextafter(total, torch.zeros_like(total))
+            torch.from_numpy(self._uniforms(slots)).to(device) * total, torch.nextafter(total, torch.zeros_like(total))
         )
         found: NDArray[np.int64] = torch.searchsorted(ends, target[:, None], right=True)[:, 0].cpu().numpy()
         return found

@@ -129,6 +129,7 @@ def declare(library: ctypes.CDLL) -> None:
         ("folio_forward", i64, (POINTER(Model), POINTER(Step))),
         ("folio_linear", i64, (POINTER(Linear), ptr, i64, ptr, i64, i64, POINTER(Lora), i64)),
         ("folio_likeliest", i64, (POINTER(Linear), ptr, i64, i64, i64, ptr, ptr)),
+        ("folio_draw", i64, (ptr, i64, i64, ptr, i64, ptr, ptr)),
         ("folio_read_rate", ctypes.c_double, (ptr, i64, i64, i64)),
     ):
         function = getattr(library, name)

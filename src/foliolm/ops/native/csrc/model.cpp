@@ -3,12 +3,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <exception>
-#include <new>
-#include <string>
 
 #include "abi.h"
 #include "attention.h"
+#include "guarded.h"
 #include "linear.h"
 #include "lora.h"
 #include "pool.h"
@@ -16,8 +14,6 @@
 
 namespace folio {
 namespace {
-
-thread_local std::string last_error;
 
 // x / sqrt(mean(x²) + eps) · weight, in place or not.
 void rms_norm(const float* x, const float* weight, int64_t size, float eps, float* out) {
@@ -290,19 +286,6 @@ void likeliest(Team& team, const float* y, int64_t rows, int64_t width, float* t
         index[begin] = at;
     }
     team.barrier();
-}
-
-template <class F>
-int64_t guarded(F&& f) {
-    try {
-        f();
-        return 0;
-    } catch (const std::exception& error) {
-        last_error = error.what();
-    } catch (...) {
-        last_error = "unknown error";
-    }
-    return 1;
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
     defined(__AVX512VNNI__)
 #define FOLIO_AVX512 1
 #define FOLIO_ISA "avx512-vnni"
-#elif !defined(FOLIO_PORTABLE) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#elif !defined(FOLIO_PORTABLE) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__BMI2__)
 #define FOLIO_AVX2 1
 #define FOLIO_ISA "avx2"
 #else
@@ -97,6 +97,22 @@ inline vf vabs(vf a) { return _mm512_abs_ps(a); }
 inline float vsum(vf a) { return _mm512_reduce_add_ps(a); }
 inline void vsum4(vf a, vf b, vf c, vf d, float* out) { out[0] = vsum(a), out[1] = vsum(b), out[2] = vsum(c), out[3] = vsum(d); }
 inline float vtop(vf a) { return _mm512_reduce_max_ps(a); }
+// `x` where a >= b, else 0.
+inline vf vwhere_ge(vf a, vf b, vf x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), x); }
+// Those of `a` that are >= b, side by side from `p` on, where there is room for LANES; returns how many.
+inline int vstore_ge(float* p, vf a, vf b) {
+    __mmask16 chosen = _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+    _mm512_storeu_ps(p, _mm512_maskz_compress_ps(chosen, a));
+    return __builtin_popcount(chosen);
+}
+struct WideSum {  // of floats, in doubles
+    __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
+    void add(vf a) {
+        low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(a)));
+        high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)));
+    }
+    double sum() const { return _mm512_reduce_add_pd(_mm512_add_pd(low, high)); }
+};
 inline vf vload_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
@@ -170,6 +186,30 @@ inline float vtop(vf a) {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+// `x` where a >= b, else 0.
+inline vf vwhere_ge(vf a, vf b, vf x) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ), x); }
+// Those of `a` that are >= b, side by side from `p` on, where there is room for LANES; returns how many.
+inline int vstore_ge(float* p, vf a, vf b) {
+    unsigned chosen = unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
+    if (chosen == 0) return 0;
+    // A byte a lane: the chosen lanes' numbers move together.
+    uint64_t lanes = _pext_u64(0x0706050403020100, _pdep_u64(chosen, 0x0101010101010101) * 255);
+    __m256i order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(lanes)));
+    _mm256_storeu_ps(p, _mm256_permutevar8x32_ps(a, order));
+    return __builtin_popcount(chosen);
+}
+struct WideSum {  // of floats, in doubles
+    __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+    void add(vf a) {
+        low = _mm256_add_pd(low, _mm256_cvtps_pd(_mm256_castps256_ps128(a)));
+        high = _mm256_add_pd(high, _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)));
+    }
+    double sum() const {
+        __m256d all = _mm256_add_pd(low, high);
+        __m128d two = _mm_add_pd(_mm256_castpd256_pd128(all), _mm256_extractf128_pd(all, 1));
+        return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+    }
+};
 inline vf vload_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
@@ -246,6 +286,22 @@ inline vf vabs(vf a) { return a < 0 ? -a : a; }
 inline float vsum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 inline void vsum4(vf a, vf b, vf c, vf d, float* out) { out[0] = vsum(a), out[1] = vsum(b), out[2] = vsum(c), out[3] = vsum(d); }
 inline float vtop(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
+inline vf vwhere_ge(vf a, vf b, vf x) { return a >= b ? x : vzero(); }
+inline int vstore_ge(float* p, vf a, vf b) {
+    int count = 0;
+    for (int i = 0; i < 4; i++) {
+        p[count] = a[i];
+        count += a[i] >= b[i];
+    }
+    return count;
+}
+struct WideSum {  // of floats, in doubles
+    double lanes[4] = {0, 0, 0, 0};
+    void add(vf a) {
+        for (int i = 0; i < 4; i++) lanes[i] += double(a[i]);
+    }
+    double sum() const { return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]); }
+};
 inline vf vload_bf16(const uint16_t* p) {
     return vf{bf16_to_float(p[0]), bf16_to_float(p[1]), bf16_to_float(p[2]), bf16_to_float(p[3])};
 }
