@@ -11,7 +11,7 @@ from foliolm.core.sampling import SamplingParams
 from foliolm.executor.torch.requests import RequestTable
 from foliolm.executor.torch.sampler import NOT_FINITE, NOTHING_LEFT, Sampler, token_logprobs
 from foliolm.model.loader import load_model
-from support.tiny_models import ours, reference, shape_of
+from support.tiny_models import kernels, ours, reference, shape_of
 from support.torch_engine import generate, request
 
 V = 40
@@ -24,17 +24,17 @@ def table_with(*params: SamplingParams, prompt=(1, 2, 3), output=(), eos=(), voc
     return table
 
 
-def sample(table: RequestTable, logits: torch.Tensor):
+def sample(table: RequestTable, logits: torch.Tensor, library=None):
     slots = table.slots(range(len(logits)))
-    return Sampler(table).sample(logits.clone(), slots)
+    return Sampler(table, library).sample(logits.clone(), slots)
 
 
-def draws(params: SamplingParams, row: torch.Tensor, count: int) -> np.ndarray:
+def draws(params: SamplingParams, row: torch.Tensor, count: int, library=None) -> np.ndarray:
     """``count`` tokens, each the first of a request with its own seed."""
     table = RequestTable(1, len(row), seed=5)
     for i in range(count):
         table.admit(Admission(i, (1,), 1, params, ()))
-    return Sampler(table).sample(row.expand(count, -1).clone(), table.slots(range(count))).tokens
+    return Sampler(table, library).sample(row.expand(count, -1).clone(), table.slots(range(count))).tokens
 
 
 def distribution(params: SamplingParams, row: torch.Tensor) -> torch.Tensor:
@@ -51,6 +51,11 @@ def distribution(params: SamplingParams, row: torch.Tensor) -> torch.Tensor:
     return p / p.sum()
 
 
+@pytest.fixture(scope="module", params=["torch", "native"])
+def library(request):
+    return None if request.param == "torch" else kernels(request.param)
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -65,12 +70,12 @@ def distribution(params: SamplingParams, row: torch.Tensor) -> torch.Tensor:
     ],
     ids=lambda params: f"T{params.temperature} k{params.top_k} p{params.top_p} m{params.min_p}",
 )
-def test_draws_follow_the_distribution(params):
+def test_draws_follow_the_distribution(params, library):
     torch.manual_seed(3)
     row = torch.randn(V) * 2
     count = 8000
     expected = distribution(params, row)
-    got = torch.from_numpy(np.bincount(draws(params, row, count), minlength=V)) / count
+    got = torch.from_numpy(np.bincount(draws(params, row, count, library), minlength=V)) / count
     assert got[expected == 0].sum() == 0, "a token that was cut has been drawn"
     spread = torch.sqrt(expected * (1 - expected) / count)
     assert (got - expected).abs().le(4.5 * spread + 1e-9).all()
@@ -174,7 +179,7 @@ def test_bans_and_biases():
     assert token(greedy(min_tokens=1), eos=(39, V + 5)) == 38
 
 
-def test_what_cannot_be_sampled_fails_alone():
+def test_what_cannot_be_sampled_fails_alone(library):
     good = SamplingParams(temperature=0.0)
     table = table_with(
         good,
@@ -186,7 +191,7 @@ def test_what_cannot_be_sampled_fails_alone():
     )
     logits = torch.arange(V, dtype=torch.float32).repeat(6, 1)
     logits[2, 4] = math.nan
-    result = sample(table, logits)
+    result = sample(table, logits, library)
     assert result.errors[1] == NOTHING_LEFT
     assert result.errors[2] == NOT_FINITE
     assert f"token id {V};" in result.errors[3]
@@ -219,11 +224,11 @@ def test_logprobs_owe_nothing_to_the_cuts_and_are_finite():
             assert logprob <= 0
 
 
-def test_a_draw_depends_on_seed_and_position_alone():
+def test_a_draw_depends_on_seed_and_position_alone(library):
     torch.manual_seed(2)
     row = torch.randn(V)
     seeded = SamplingParams(temperature=1.0, seed=42)
-    alone = sample(table_with(seeded), row[None]).tokens[0]
+    alone = sample(table_with(seeded), row[None], library).tokens[0]
     others = [
         SamplingParams(temperature=1.0),
         SamplingParams(temperature=2.0, top_k=3, seed=1),
@@ -234,8 +239,8 @@ def test_a_draw_depends_on_seed_and_position_alone():
     logits = torch.randn(5, V)
     logits[3] = row
     for _ in range(3):
-        assert sample(table_with(*others), logits).tokens[3] == alone
-    later = [sample(table_with(seeded, output=(1,) * n), row[None]).tokens[0] for n in range(12)]
+        assert sample(table_with(*others), logits, library).tokens[3] == alone
+    later = [sample(table_with(seeded, output=(1,) * n), row[None], library).tokens[0] for n in range(12)]
     assert len(set(later)) > 3, "each position draws anew"
 
 

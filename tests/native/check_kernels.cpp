@@ -5,11 +5,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <vector>
 
 #include "abi.h"
 #include "attention.h"
+#include "draw.h"
 #include "linear.h"
 #include "lora.h"
 #include "rotation.h"
@@ -99,6 +101,46 @@ static void check_likeliest(int64_t n, int64_t rows, int threads) {
         const float* row = y.data() + r * n;
         int64_t first = std::max_element(row, row + n) - row;
         expect(index[size_t(r)] == first && best[size_t(r)] == row[first], "likeliest", double(index[size_t(r)] - first));
+    }
+}
+
+extern "C" int64_t folio_draw(const float*, int64_t, int64_t, const Draw*, int64_t, float*, int64_t*);
+
+// Each token is one that the cuts leave, and its place among the weights holds its number, but for rounding. Some logits
+// are −inf, some rows odd: those have only to end.
+static void check_draws(int64_t width, int64_t rows, int threads, Draw draw) {
+    std::vector<float> x(size_t(rows * width)), best(static_cast<size_t>(rows));
+    for (auto& value : x) value = random_bits() % 8 ? 3 * normal() : -INFINITY;
+    for (int64_t r = 0; r < rows; r++) x[size_t(r * width + r % width)] = r == 2 ? NAN : r == 3 ? INFINITY : 1;
+    std::vector<Draw> draws(size_t(rows), draw);
+    for (auto& each : draws) each.uniform = double(random_bits()) / 4294967296.0;
+    std::vector<int64_t> tokens(static_cast<size_t>(rows));
+    expect(!folio_draw(x.data(), rows, width, draws.data(), threads, best.data(), tokens.data()), "draw", 1);
+    for (int64_t r = 0; r < rows; r++) {
+        const float* row = x.data() + r * width;
+        int64_t token = tokens[size_t(r)];
+        expect(token >= 0 && token < width, "draw: a token", double(token));
+        float top = *std::max_element(row, row + width);
+        if (r == 2 || r == 3) continue;
+        expect(best[size_t(r)] == top, "draw: the largest", double(best[size_t(r)]));
+        std::vector<double> sorted(row, row + width);
+        std::sort(sorted.begin(), sorted.end(), std::greater<double>());
+        auto weight = [&](double logit) { return std::exp((logit - double(top)) / draw.temperature); };
+        double floor = sorted[size_t(draw.top_k >= 1 && draw.top_k < double(width) ? draw.top_k - 1 : double(width - 1))];
+        if (draw.min_p > 0) floor = std::max(floor, double(top) + draw.temperature * std::log(draw.min_p));
+        double mass = 0, reached = 0, before = 0, total = 0;
+        for (double logit : sorted) mass += logit >= floor ? weight(logit) : 0;
+        for (double logit : sorted)
+            if (logit >= floor && reached < draw.top_p * mass) reached += weight(logit), total = logit;
+        if (draw.top_p < 1) floor = total;
+        total = 0;
+        for (int64_t i = 0; i < width; i++) {
+            if (i == token) before = total;
+            total += double(row[i]) >= floor ? weight(double(row[i])) : 0;
+        }
+        double target = draws[size_t(r)].uniform * total, after = before + weight(double(row[token]));
+        expect(double(row[token]) >= floor - 1e-5, "draw: what was cut", floor - double(row[token]));
+        expect(before <= target + 1e-5 * total && after >= target - 1e-5 * total, "draw: the place", target - before);
     }
 }
 
@@ -283,6 +325,9 @@ int main() {
     for (int64_t other = 0; other < FOLIO_FORMATS; other++)
         for (int64_t rows : {1, 13}) check_linear({FOLIO_I8, other, FOLIO_Q8_0}, 17, 100, rows, 2);
     for (int64_t n : {1, 9, 4096, 9001}) check_likeliest(n, 3, 2);
+    for (int64_t width : {1, 7, 64, 65, 200, 4097, 9001})
+        for (Draw draw : {Draw{1, 0, 0, 1, 0}, {0.7, 0, 50, 1, 0}, {1.5, 0, 0, 0.9, 0}, {2, 0.05, 40, 0.8, 0}, {1, 0, 3000, 0.99, 0}})
+            for (int64_t rows : {1, 5}) check_draws(width, rows, 2, draw);
     for (int64_t k : {1, 2, 7, 31, 64, 127, 200, 576}) check_rotation(k);
     for (int threads : {1, 3})
         for (int64_t format = 0; format < FOLIO_FORMATS; format++)

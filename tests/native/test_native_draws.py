@@ -1,9 +1,9 @@
 """Tokens drawn by the kernels: against definitions in float64, and against PyTorch's operators.
 
 Scores, (logit − the largest) / temperature, are float32 by the same operations everywhere, so top-k cuts exactly the
-same tokens, and min-p too but for the last bit of a logarithm. Only sums differ: weights are exp in float32 (about 1e-7 of each), added up in another order. Hence two
-choices may fall otherwise where they are nearer than SLACK of all weights: which token is the last that top-p needs, and
-which one a random number falls in. Nothing else may differ.
+same tokens, and min-p too but for the last bit of a logarithm. Only sums differ: weights are exp in float32 (about 1e-7
+of each), added up in another order. Hence two choices may fall otherwise where they are nearer than SLACK of all
+weights: which token is the last that top-p needs, and which one a random number falls in. Nothing else may differ.
 """
 
 import math
@@ -111,7 +111,7 @@ ASKED = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     st.sampled_from(KINDS), WIDTHS, st.lists(ASKED, min_size=1, max_size=20), st.sampled_from([0.0, 0.5, 0.99]),
     st.integers(1, 3), st.integers(0, 2**31),
@@ -127,6 +127,26 @@ def test_draws_are_those_of_the_definition(native, kind, width, asked, masked, t
     assert np.array_equal(best, x.max(-1))
     for row, each, token in zip(x, draws, tokens.tolist(), strict=True):
         assert token in possible(row, each)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "cut",
+    [*({"top_k": k} for k in (1, 2, 3, 17, 40, 92, 93, 94, 200)), {"min_p": 0.95}, {"top_p": 0.01}, {"top_p": 0.05}],
+)
+def test_exactly_the_tokens_that_the_cuts_leave_are_drawn(native, cut, seed):
+    """At a high temperature all are about as likely, so that evenly spaced numbers fall into each."""
+    row = rows_like("normal", np.random.default_rng(seed), 1, 93 * 64 - 5)[0]
+    x = scores(row, 100.0)
+    (floor,) = [np.sort(x)[-cut["top_k"]]] if "top_k" in cut else [np.float32(math.log(cut.get("min_p", 1e-9)))]
+    (floor,) = top_p_floors(x, floor, cut.get("top_p", 1.0))
+    left = set(np.flatnonzero(x >= floor).tolist())
+    count = 2 * len(left)
+    asked = draws_of(count, 100.0, **cut)
+    asked["uniform"] = (np.arange(count) + 0.5) / count
+    _, tokens = draw(native, torch.from_numpy(np.tile(row, (count, 1))), asked, 2)
+    assert set(tokens.tolist()) == left
+    assert (np.diff(tokens) >= 0).all()
 
 
 @pytest.mark.parametrize("kind", ["normal", "steep", "zipf", "ties"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from foliolm.ops.norm import rms_norm
 from foliolm.ops.rope import make_rotation
 from foliolm.shape.lora import HEAD
 from foliolm.shape.model import ModelShape
+
+if TYPE_CHECKING:
+    from foliolm.ops.native.library import Library
 
 
 @dataclass(frozen=True, slots=True)
