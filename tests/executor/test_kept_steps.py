@@ -70,7 +70,7 @@ def by_request(batch):
 
 
 def same(batch, anew):
-    assert batch.plain == anew.plain
+    assert (batch.plain, batch.greedy) == (anew.plain, anew.greedy)
     assert by_request(batch) == by_request(anew)
 
 
@@ -118,9 +118,9 @@ def test_a_plan_that_runs_ahead_of_a_kept_step_is_refused(model):
     executor.submit(decode(9, 26, 5)).wait()
 
 
-@pytest.mark.parametrize("more", [{}, {"logprobs": 1}])
+@pytest.mark.parametrize("more", [{}, {"temperature": 1.5, "seed": 7}, {"logprobs": 1}])
 def test_a_row_that_is_not_finite_ends_alone(model, monkeypatch, more):
-    """Beside plain greedy rows alone, and beside one that reports logprobs, which takes the other path."""
+    """Beside greedy rows, a random one, and one that reports logprobs, which takes the other path."""
     requests = [request(1, PROMPT), request(2, PROMPT[2:]), request(3, PROMPT[4:], **more)]
     calm = generate(model, requests)
     forward, steps = NativeModel.forward, []
@@ -143,8 +143,20 @@ def test_a_row_that_is_not_finite_ends_alone(model, monkeypatch, more):
         assert run.by_id[other].finish is FinishReason.LENGTH
 
 
-def test_plain_rows_take_the_tokens_that_reported_rows_take(model):
-    prompts = [PROMPT[i:] for i in range(6)]
-    plain = generate(model, [request(i, prompt, max_tokens=30) for i, prompt in enumerate(prompts)])
-    reported = generate(model, [request(i, prompt, max_tokens=30, logprobs=0) for i, prompt in enumerate(prompts)])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [{}],
+        [{"temperature": 1.0, "seed": 3}],
+        [{}, {"temperature": 2.0, "seed": 4, "top_k": 30}, {"temperature": 0.7, "seed": 5, "top_p": 0.9}],
+    ],
+    ids=["greedy", "random", "both"],
+)
+def test_plain_rows_take_the_tokens_that_reported_rows_take(model, asked):
+    """Those go another way: all their logits come back, and each step asks anew."""
+    prompts = [(PROMPT[i:], asked[i % len(asked)]) for i in range(6)]
+    plain = generate(model, [request(i, prompt, max_tokens=30, **each) for i, (prompt, each) in enumerate(prompts)])
+    reported = generate(
+        model, [request(i, prompt, max_tokens=30, logprobs=0, **each) for i, (prompt, each) in enumerate(prompts)]
+    )
     assert [each.tokens for each in plain.by_id.values()] == [each.tokens for each in reported.by_id.values()]

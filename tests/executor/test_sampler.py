@@ -8,6 +8,8 @@ import torch
 
 from foliolm.core.plan import Admission
 from foliolm.core.sampling import SamplingParams
+from foliolm.executor.torch.asked_draws import AskedDraws
+from foliolm.executor.torch.draws import streams, uniforms, uniforms_at
 from foliolm.executor.torch.requests import RequestTable
 from foliolm.executor.torch.sampler import NOT_FINITE, NOTHING_LEFT, Sampler, token_logprobs
 from foliolm.model.loader import load_model
@@ -242,6 +244,35 @@ def test_a_draw_depends_on_seed_and_position_alone(library):
         assert sample(table_with(*others), logits, library).tokens[3] == alone
     later = [sample(table_with(seeded, output=(1,) * n), row[None], library).tokens[0] for n in range(12)]
     assert len(set(later)) > 3, "each position draws anew"
+
+
+def test_random_numbers_are_splitmix64s_of_key_and_position():
+    def mix(x: int) -> int:
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    keys, counters = [3, 2**64 - 1, 12345678901234567890], [0, 1, 99_999]
+    expected = [
+        (mix((mix(key) + (i + 1) * 0x9E3779B97F4A7C15) % 2**64) >> 11) / 2**53
+        for key, i in zip(keys, counters, strict=True)
+    ]
+    held, begins = np.array(keys, np.uint64), np.array([7, 0, 2000])
+    assert uniforms(held, np.array(counters)).tolist() == expected
+    assert uniforms_at(streams(held, begins), begins + counters).tolist() == expected
+
+
+def test_what_is_asked_of_draws_is_kept_for_the_same_rows_alone():
+    table = table_with(SamplingParams(temperature=0.5, top_k=3, seed=1), SamplingParams(temperature=0.0, top_p=0.5))
+    asked, slots = AskedDraws(table), table.slots([0, 1])
+    first = asked.of(slots)
+    assert first[["temperature", "min_p", "top_k", "top_p"]].tolist() == [(0.5, 0.0, 3.0, 1.0), (0.0, 0.0, V, 0.5)]
+    before = first.copy()
+    table.append(slots, np.array([5, 6]))
+    assert asked.of(slots) is first
+    assert (first["uniform"] != before["uniform"]).all()
+    assert np.array_equal(asked.of(slots.copy()), first)
+    assert np.array_equal(first["uniform"], uniforms(table.keys[slots], np.array([1, 1])))
 
 
 def test_without_seeds_requests_and_processes_differ_and_an_engine_seed_repeats():

@@ -19,7 +19,7 @@ from foliolm.core.plan import Admission
 from foliolm.core.sampling import SamplingParams
 from foliolm.executor.torch.requests import RequestTable
 from foliolm.executor.torch.sampler import Sampler
-from foliolm.ops.native.draw import DRAW, draw
+from foliolm.ops.native.draw import DRAW, DrawCall
 from support.tiny_models import kernels
 
 SLACK = 1e-6
@@ -27,7 +27,13 @@ SLACK = 1e-6
 
 @pytest.fixture(scope="module", params=["native", "portable"])
 def native(request):
-    return kernels(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("foliolm.ops.native.draw.FEW_LOGITS", 0)  # threads share small rows, too
+        yield kernels(request.param)
+
+
+def draw(library, logits, draws, threads):
+    return DrawCall(library, logits, draws).run(threads)
 
 
 def draws_of(count, temperature=1.0, min_p=0.0, top_k=0, top_p=1.0, uniform=0.5):
@@ -165,7 +171,7 @@ def test_draws_are_those_of_pytorchs_operators(native, kind):
         table.admit(Admission(i, (1,), 1, each, ()))
     slots = table.slots(range(len(params)))
     sampler = Sampler(table, native)
-    asked, ours = sampler._draws(slots), sampler.sample(x.clone(), slots).tokens
+    asked, ours = sampler.asked(slots).copy(), sampler.sample(x.clone(), slots).tokens
     theirs = Sampler(table).sample(x.clone(), slots).tokens
     doubtful = 0
     for row, each, mine, other in zip(x.numpy(), asked, ours.tolist(), theirs.tolist(), strict=True):
@@ -183,7 +189,7 @@ def test_many_draws_have_the_distribution(native, more):
     table = RequestTable(1, len(row), seed=11)
     table.admit(Admission(0, (1,), 1, SamplingParams(temperature=1.2, **more), ()))
     count = 20_000
-    asked = np.repeat(Sampler(table)._draws(table.slots([0])), count)
+    asked = np.repeat(Sampler(table).asked(table.slots([0])), count)
     asked["uniform"] = np.random.default_rng(2).random(count)
     _, tokens = draw(native, torch.from_numpy(np.broadcast_to(row, (count, len(row))).copy()), asked, 2)
     x = scores(row, 1.2).astype(np.float64)

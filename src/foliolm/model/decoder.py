@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from foliolm.ops.norm import rms_norm
 from foliolm.ops.rope import make_rotation
 from foliolm.shape.lora import HEAD
 from foliolm.shape.model import ModelShape
-
-if TYPE_CHECKING:
-    from foliolm.ops.native.library import Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +57,6 @@ class Model(Protocol):
     dtype: torch.dtype
     device: torch.device
     native: bool
-
-    @property
-    def library(self) -> Library | None:
-        """The native kernels, where they walk it."""
-        ...
 
     @property
     def lora(self) -> LoraSlots | None:
@@ -117,7 +109,7 @@ class DecoderModel:
         num_tokens: token ids that exist; rows of a padded vocabulary beyond it have no logits.
         dtype: of weights and activations.
         device: where it lies.
-        native, library: whether native kernels walk it, and which.
+        native: whether the native kernels walk it.
         lora: adapters' slots, or None.
     """
 
@@ -132,7 +124,6 @@ class DecoderModel:
     dtype: torch.dtype
     device: torch.device
     native: bool = False
-    library: None = None
     lora: TorchLora | None = None
 
     def enable_lora(self, num_slots: int) -> TorchLora:

@@ -18,11 +18,15 @@ from foliolm.ops.attention import Attention
 from foliolm.ops.lora import LoraRows
 from foliolm.ops.native import abi
 from foliolm.ops.native.abi import Format, KVFormat
+from foliolm.ops.native.draw import DrawCall
 from foliolm.ops.native.library import Library
 from foliolm.ops.native.packed import PackedWeight
 from foliolm.shape.model import ModelShape
 
 KV_FORMATS = {torch.float32: KVFormat.F32, torch.bfloat16: KVFormat.BF16, torch.int8: KVFormat.I8}
+
+MOST_KEPT = 16 << 20
+"""Bytes of logits that stay allocated for the next step's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,7 @@ class NativeModel:
     _kv: _KVPointers | None = None
     _call: _Call | None = None
     _tops: _Tops | None = None
+    _drawing: DrawCall | None = None
 
     def enable_lora(self, num_slots: int) -> NativeLora:
         """See ``Model``. Adapters are float32 where the weights are, else bfloat16."""
@@ -218,26 +223,50 @@ class NativeModel:
 
     def logits(self, hidden: Tensor, lora: LoraRows | None = None) -> Tensor:
         """[S, hidden] to [S, num_tokens] float32; ``lora``: adapters of those rows."""
-        if self._head is None:
-            self._head = self.head.struct()
         hidden = hidden.contiguous()
         logits = torch.empty(len(hidden), self.num_tokens)
+        self._product(hidden.data_ptr(), len(hidden), logits.data_ptr(), lora)
+        return logits
+
+    def _product(self, hidden: int, rows: int, logits: int, lora: LoraRows | None = None) -> None:
+        """The head's product, from ``rows`` rows of floats to where the logits shall lie."""
+        if self._head is None:
+            self._head = self.head.struct()
         adapters, index = None, 0
         if lora is not None and self.lora is not None:
             adapters, index = ctypes.pointer(self.lora.struct(lora)), self.lora.head_index
         self.library.check(
             self.library.calls.folio_linear(
                 ctypes.byref(self._head),
-                hidden.data_ptr(),
-                len(hidden),
-                logits.data_ptr(),
+                hidden,
+                rows,
+                logits,
                 torch.get_num_threads(),
                 self.deterministic,
                 adapters,
                 index,
             )
         )
-        return logits
+
+    def drawn(self, hidden: Tensor, draws: NDArray[np.void]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """[S] each row's largest logit of the bare head (NaN, if there is one), and the token that is drawn.
+
+        Args:
+            hidden: [S, hidden].
+            draws: [S], see ``ops.native.draw``; where the same array comes again, so does the memory of the logits.
+        """
+        drawing = self._drawing
+        if drawing is None or drawing.draws is not draws:
+            drawing = DrawCall(self.library, torch.empty(len(hidden), self.num_tokens), draws)
+            self._drawing = drawing if drawing.logits.nbytes <= MOST_KEPT else None
+        call = self._call
+        if call is not None and hidden is call.hidden:
+            pointer, rows = call.pointer, call.struct.num_outputs
+        else:
+            hidden = hidden.contiguous()
+            pointer, rows = hidden.data_ptr(), len(hidden)
+        self._product(pointer, rows, drawing.logits_pointer)
+        return drawing.run(torch.get_num_threads())
 
     def likeliest(self, hidden: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """See ``Model``; the logits stay with the kernels."""

@@ -57,7 +57,8 @@ class StepBatch:
         sampled_rows: [S] indices in the plan of the rows that sample, one a token.
         sampled_slots: [S] their requests' slots.
         spans: where prompt logprobs are wanted.
-        plain: every row that samples takes the likeliest token of its logits as they are, and reports nothing.
+        plain: every row that samples chooses by its logits as they are, and reports nothing.
+        greedy: each takes the likeliest token.
     """
 
     step: StepInput
@@ -65,6 +66,7 @@ class StepBatch:
     sampled_slots: Ints
     spans: tuple[PromptSpan, ...]
     plain: bool
+    greedy: bool
 
 
 @dataclass(slots=True)
@@ -185,7 +187,8 @@ class BatchBuilder:
             ids.to(self._device), torch.from_numpy(where).to(self._device), layouts, rows, lora, lora_outputs
         )
         plain = not spans and bool(table.sampling_rows.plain[sampled_slots].all())
-        batch = StepBatch(step, sampled_rows, sampled_slots, spans, plain)
+        greedy = bool(table.sampling_rows.greedy[sampled_slots].all())
+        batch = StepBatch(step, sampled_rows, sampled_slots, spans, plain, greedy)
         if self._keeps and not plan.rows:
             steady.kept = KeptStep(batch, decodes.tick, who, table, self._p)
         return batch

@@ -36,8 +36,24 @@ def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArray[n
         keys: [S].
         counters: [S], the index of each draw.
     """
-    bits = _mix(_mix(keys) + (counters.astype(np.uint64) + np.uint64(1)) * _GAMMA)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniforms_at(streams(keys, np.zeros(len(keys), np.int64)), counters)
+
+
+def streams(keys: NDArray[np.uint64], begins: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """[S] what ``uniforms_at`` needs of keys; who draws for the same ones step after step keeps it.
+
+    Args:
+        keys: [S].
+        begins: [S] the position at which each draws first.
+    """
+    return _mix(keys) + (np.uint64(1) - begins.view(np.uint64)) * _GAMMA
+
+
+def uniforms_at(starts: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[S] as ``uniforms``: ``starts`` are ``streams``, and the draw at position p is the (p − begin)-th."""
+    bits = _mix(starts + positions.view(np.uint64) * _GAMMA)
+    numbers: NDArray[np.float64] = np.multiply(bits >> np.uint64(11), 2.0**-53)
+    return numbers
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -20,6 +20,7 @@ from foliolm.executor.torch.kv_tensors import KVTensors
 from foliolm.executor.torch.requests import RequestTable
 from foliolm.executor.torch.sampler import Sampled, Sampler, token_logprobs
 from foliolm.model.decoder import Model
+from foliolm.model.native import NativeModel
 from foliolm.ops.attention import make_attention
 from foliolm.ops.lora import LoraRows
 
@@ -47,6 +48,7 @@ class ModelRunner:
         adapters: HostAdapters | None = None,
     ) -> None:
         self._model = model
+        self._native = model if isinstance(model, NativeModel) else None
         self._kv = kv
         self._attention = None if model.native else make_attention(model.device, kv.block_size)
         self.requests = RequestTable(len(kv.specs), model.num_tokens, seed, grammars)
@@ -64,7 +66,7 @@ class ModelRunner:
             model.dtype,
             self._slots,
         )
-        self._sampler = Sampler(self.requests, model.library)
+        self._sampler = Sampler(self.requests, self._native.library if self._native else None)
 
     def run(self, plan: StepPlan, since: float | None = None) -> StepResult:
         """One step.
@@ -95,8 +97,10 @@ class ModelRunner:
         logits: Tensor | None = None
         sampled = Sampled(np.zeros(0, np.int64))
         plain = batch.plain and sampling and self._head_adapters(batch, 0, sampling) is None
-        if plain:
+        if plain and batch.greedy:
             sampled = self._sampler.plain(*self._model.likeliest(hidden))
+        elif plain and self._native is not None:
+            sampled = self._sampler.plain(*self._native.drawn(hidden, self._sampler.asked(batch.sampled_slots)))
         elif sampling:
             logits = self._logits(hidden, batch, 0, sampling)
         if self._model.device.type == "cuda":

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from foliolm.core.grammar import GrammarState
 from foliolm.core.request import TokenLogprobs
+from foliolm.executor.torch.asked_draws import AskedDraws
 from foliolm.executor.torch.draws import uniforms
 from foliolm.executor.torch.logits import edit_logits
 from foliolm.executor.torch.requests import RequestTable
 from foliolm.model.likeliest import likeliest
-from foliolm.ops.native.draw import DRAW, draw
+from foliolm.ops.native.draw import DrawCall
 from foliolm.ops.native.library import Library
 
 FIRST_CANDIDATES = 512
@@ -55,13 +56,18 @@ class Sampler:
     def __init__(self, table: RequestTable, library: Library | None = None) -> None:
         self._table = table
         self._library = library
+        self._asked = AskedDraws(table)
+
+    def asked(self, slots: NDArray[np.int64]) -> NDArray[np.void]:
+        """[S] of ``DRAW``: what rows ask for, greedy ones included, and their random numbers; see ``AskedDraws``."""
+        return self._asked.of(slots)
 
     def plain(self, best: NDArray[np.float32], tokens: NDArray[np.int64]) -> Sampled:
         """As ``sample``, for rows that are all plain (see ``SamplingRows``).
 
         Args:
             best: [S] each row's largest logit.
-            tokens: [S] its token.
+            tokens: [S] the row's token.
         """
         # After a model went through the caches a walk over a short list is quicker than an array's operators.
         errors = {row: NOT_FINITE for row, value in enumerate(best.tolist()) if not math.isfinite(value)}
@@ -86,7 +92,7 @@ class Sampler:
         if self._library is None:
             best, tokens = likeliest(logits)
         else:
-            best, tokens = draw(self._library, logits, self._draws(slots), torch.get_num_threads())
+            best, tokens = DrawCall(self._library, logits, self.asked(slots)).run(torch.get_num_threads())
         for row in np.flatnonzero(~np.isfinite(best)).tolist():
             errors.setdefault(row, NOTHING_LEFT if rows.edited[slots[row]] and best[row] == -math.inf else NOT_FINITE)
         if self._library is None:
@@ -146,25 +152,13 @@ class Sampler:
         elif grammar.ended:
             sampled.ended.add(row)
 
-    def _draws(self, slots: NDArray[np.int64]) -> NDArray[np.void]:
-        """[S] of ``DRAW``: what the rows ask for, and their random numbers."""
-        rows, draws = self._table.sampling_rows, np.empty(len(slots), DRAW)
-        draws["temperature"] = np.where(rows.greedy[slots], 0.0, rows.temperature[slots])
-        draws["min_p"], draws["top_k"], draws["top_p"] = rows.min_p[slots], rows.top_k[slots], rows.top_p[slots]
-        draws["uniform"] = self._uniforms(slots)
-        return draws
-
-    def _uniforms(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        table = self._table
-        return uniforms(table.keys[slots], table.lengths[slots] - table.prompt_lengths[slots])
-
     def _draw(self, logits: Tensor, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draw from softmax(logits / temperature), cut by min-p, then top-k, then top-p.
 
         The cuts are thresholds on the logits and the draw walks the vocabulary in order, so that a row's token does not
         depend on how the others sort.
         """
-        rows, device = self._table.sampling_rows, logits.device
+        table, rows, device = self._table, self._table.sampling_rows, logits.device
         temperature = torch.from_numpy(rows.temperature[slots]).to(device, torch.float32)
         x = (logits - logits.amax(dim=-1, keepdim=True)) / temperature[:, None]
         floor = torch.full((len(slots),), -math.inf, device=device)
@@ -174,9 +168,10 @@ class Sampler:
         weights = torch.exp(x).masked_fill_(x < floor[:, None], 0.0)
         ends = weights.cumsum(dim=-1, dtype=torch.float64)
         total = ends[:, -1]
+        draws = uniforms(table.keys[slots], table.lengths[slots] - table.prompt_lengths[slots])
         # Rounding must not carry a draw to the very end, where the tokens may all be cut.
         target = torch.minimum(
-            torch.from_numpy(self._uniforms(slots)).to(device) * total, torch.nextafter(total, torch.zeros_like(total))
+            torch.from_numpy(draws).to(device) * total, torch.nextafter(total, torch.zeros_like(total))
         )
         found: NDArray[np.int64] = torch.searchsorted(ends, target[:, None], right=True)[:, 0].cpu().numpy()
         return found

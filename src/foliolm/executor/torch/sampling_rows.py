@@ -17,7 +17,7 @@ class SamplingRows:
         greedy: the likeliest token is taken.
         edited: the logits may be changed before that (penalties, bias, bans, grammar).
         logprobs: alternatives to report, −1 for no logprobs.
-        plain: greedy, not edited, and nothing reported.
+        plain: not edited, and nothing reported.
         problem: a sentence where the parameters name tokens that do not exist.
     """
 
@@ -57,7 +57,7 @@ class SamplingRows:
             or params.grammar is not None
             or self.problem[slot]
         )
-        self.plain[slot] = bool(params.greedy and not self.edited[slot] and self.logprobs[slot] < 0)
+        self.plain[slot] = bool(not self.edited[slot] and self.logprobs[slot] < 0)
 
     def search(self, slot: int, num_candidates: int) -> None:
         """The slot's request is a hypothesis of a beam search: what may follow it is reported, not drawn."""

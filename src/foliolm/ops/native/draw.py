@@ -20,37 +20,57 @@ DRAW = np.dtype([(name, np.float64) for name in ("temperature", "min_p", "top_k"
 Tokens as likely as the last that stays stay too.
 """
 
+FEW_LOGITS = 1 << 17
+"""Of a call at most: one thread is done with them about as soon as another would be awake."""
 
-def draw(
-    library: Library, logits: Tensor, draws: NDArray[np.void], threads: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Choose a token of each row.
 
-    Tokens less likely than e^−60 times the likeliest are never drawn: a sum in float64 does not notice them.
+class DrawCall:
+    """A call of the kernels, made ready: who draws from the same memory again keeps it.
 
     Args:
         library: the kernels.
         logits: [S, V] float32 on the CPU, contiguous; entries may be −inf.
         draws: [S] of ``DRAW``.
-        threads: that share the rows; the tokens do not depend on them.
 
-    Returns:
-        [S] each row's largest logit, NaN if it has one; [S] its token. Where the largest logit is not finite, that is
-        the least token that has it.
+    Attributes:
+        logits, draws: as given; what is in them when the call runs counts.
+        logits_pointer: where the logits lie.
 
     Raises:
         ValueError: an array has another type or size.
-        RuntimeError: the kernels failed (memory).
     """
-    rows, width = logits.shape
-    if len(draws) != rows or draws.dtype != DRAW or not draws.flags.c_contiguous:
-        raise ValueError(f"draws hold {len(draws)} of {draws.dtype}; the logits have {rows} rows")
-    if logits.dtype.itemsize != 4 or not logits.dtype.is_floating_point or not logits.is_contiguous():
-        raise ValueError(f"logits are {logits.dtype}, strides {logits.stride()}; they must be contiguous float32")
-    best, tokens = np.empty(rows, np.float32), np.empty(rows, np.int64)
-    library.check(
-        library.calls.folio_draw(
-            logits.data_ptr(), rows, width, draws.ctypes.data, threads, best.ctypes.data, tokens.ctypes.data
+
+    def __init__(self, library: Library, logits: Tensor, draws: NDArray[np.void]) -> None:
+        rows, width = logits.shape
+        if len(draws) != rows or draws.dtype != DRAW or not draws.flags.c_contiguous:
+            raise ValueError(f"draws hold {len(draws)} of {draws.dtype}; the logits have {rows} rows")
+        if logits.dtype.itemsize != 4 or not logits.dtype.is_floating_point or not logits.is_contiguous():
+            raise ValueError(f"logits are {logits.dtype}, strides {logits.stride()}; they must be contiguous float32")
+        self._library, self._rows, self._width = library, rows, width
+        self.logits, self.draws, self.logits_pointer = logits, draws, logits.data_ptr()
+        self._best, self._tokens = np.empty(rows, np.float32), np.empty(rows, np.int64)
+        self._pointers = draws.ctypes.data, self._best.ctypes.data, self._tokens.ctypes.data
+
+    def run(self, threads: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Choose a token of each row.
+
+        Tokens less likely than e^−60 times the likeliest are never drawn: a sum in float64 does not notice them.
+
+        Args:
+            threads: that share the rows, where there are more than a few logits; the tokens do not depend on them.
+
+        Returns:
+            [S] each row's largest logit, NaN if it has one; [S] its token. Where the largest logit is not finite, that
+            is the least token that has it.
+
+        Raises:
+            RuntimeError: the kernels failed (memory).
+        """
+        draws, best, tokens = self._pointers
+        calls = self._library.calls
+        if self._rows * self._width <= FEW_LOGITS:
+            threads = 1
+        self._library.check(
+            calls.folio_draw(self.logits_pointer, self._rows, self._width, draws, threads, best, tokens)
         )
-    )
-    return best, tokens
+        return self._best.copy(), self._tokens.copy()
