@@ -31,7 +31,7 @@ CUTS = {
     "top_k 50": {"top_k": 50},
     "top_k 40, top_p 0.9, min_p 0.05": {"top_k": 40, "top_p": 0.9, "min_p": 0.05},
 }
-VOCABULARIES, ROWS, KINDS = (49_152, 151_936), (1, 16), ("text", "flat")
+VOCABULARIES, ROWS, KINDS = (151_936, 49_152), (1, 16), ("text", "flat")
 
 
 def made_up(kind: str, rows: int, vocabulary: int) -> torch.Tensor:
