@@ -402,8 +402,9 @@ void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
     }
 }
 
-// Keys and values in 8 bits, whatever the item.
-void AttentionPlan::bytes(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
+// Keys and values in 8 bits, whatever the item. While a unit is computed, the next one's are on their way: the item's own, or
+// the first of the item that this thread does next.
+void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
     int64_t first = step_->starts[item.row] + item.first, each = item.count * shared_;
     int64_t context = step_->used[item.row] - (step_->starts[item.row + 1] - step_->starts[item.row]) + item.first;
     float factor = 1.44269504f / std::sqrt(float(dim_));  // log2(e): scores are powers of two
@@ -415,17 +416,21 @@ void AttentionPlan::bytes(const Item& item, const Pages& pages, const float* q, 
     }
     begin_item(item, s);
     const uint8_t *keys[2][UNIT], *values[2][UNIT];
-    auto units = [&](int at, int64_t begin) {
-        ByteHead unit{keys[at], values[at], std::clamp<int64_t>(item.end - begin, 0, UNIT), 0};
-        gather(item, pages, begin, unit.count, keys[at], values[at]);
-        return unit;
+    int64_t row_bytes = pages.row_bytes();
+    auto gathered = [&](int at, const Item& of, int64_t begin) {
+        int64_t count = std::min<int64_t>(of.end - begin, UNIT);
+        gather(of, pages, begin, count, keys[at], values[at]);
+        return count;
     };
-    ByteHead now = units(0, item.begin);
-    for (int64_t begin = item.begin, at = 0; begin < item.end; begin += UNIT, at ^= 1) {
-        ByteHead next = units(int(at ^ 1), begin + UNIT);
+    int at = 0;
+    int64_t count = gathered(at, item, item.begin);
+    for (int64_t begin = item.begin; begin < item.end; begin += UNIT, at ^= 1) {
+        const Item* then = begin + UNIT < item.end ? &item : next_item;
+        int64_t next = then ? gathered(at ^ 1, *then, then == &item ? begin + UNIT : then->begin) : 0;
+        Ahead ahead(keys[at ^ 1], values[at ^ 1], next, then ? then->heads * row_bytes : 0,
+                    item.heads * (PACK_FETCHES + meet_fetches(each, dim_)));
         for (int64_t head = 0; head < item.heads; head++) {
-            Ahead ahead(next, pages.row_bytes());
-            s.unit.pack(now, dim_, ahead);
+            s.unit.pack({keys[at], values[at], count, head * row_bytes}, dim_, ahead);
             int64_t base = head * each;
             ByteRows rows{s.q_bytes.data() + base * dim_, s.q.data() + base, s.top.data() + base, s.sum.data() + base,
                           s.out.data() + base * padded_, padded_};
@@ -433,14 +438,13 @@ void AttentionPlan::bytes(const Item& item, const Pages& pages, const float* q, 
                 int64_t hidden[BYTE_ROWS], seen[BYTE_ROWS], some = std::min<int64_t>(BYTE_ROWS, each - r);
                 for (int64_t i = 0; i < some; i++) {
                     int64_t end = context + (r + i) / shared_ + 1 - begin;
-                    seen[i] = std::clamp<int64_t>(end, 0, now.count);
+                    seen[i] = std::clamp<int64_t>(end, 0, count);
                     hidden[i] = group_->window ? std::clamp<int64_t>(end - group_->window, 0, seen[i]) : 0;
                 }
                 meet_unit(s.unit, dim_, rows, r, some, hidden, seen, ahead);
             }
-            now.offset += pages.row_bytes(), next.offset += pages.row_bytes();
         }
-        now = next, now.offset = 0;
+        count = next;
     }
     end_item(item, out, s);
 }
@@ -491,14 +495,17 @@ void AttentionPlan::tile(const Item& item, const Pages& pages, const float* q, i
 void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out) {
     Scratch& s = scratch_[size_t(thread)];
     int64_t begin, end, total = int64_t(items_.size());
-    while (team.take(total, 1, begin, end)) {
-        const Item& item = items_[size_t(begin)];
+    auto take = [&](int64_t left) {
+        return team.take(total, 1, begin, end, left) ? &items_[size_t(begin)] : nullptr;
+    };
+    for (const Item *item = take(0), *next; item; item = next ? next : take(0)) {
+        next = take(2 * team.size());  // what comes next is known early, as long as nobody goes without
         if (has_bytes(pages))
-            bytes(item, pages, q, ldq, out, s);
-        else if (step_->starts[item.row + 1] - step_->starts[item.row] == 1 && !step_->deterministic)
-            single(item, pages, q, ldq, out, s);
+            bytes(*item, next, pages, q, ldq, out, s);
+        else if (step_->starts[item->row + 1] - step_->starts[item->row] == 1 && !step_->deterministic)
+            single(*item, pages, q, ldq, out, s);
         else
-            tile(item, pages, q, ldq, out, s);
+            tile(*item, pages, q, ldq, out, s);
     }
     team.barrier();
     if (merges_.empty()) return;

@@ -53,7 +53,7 @@ private:
 
     void single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
     void tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
-    void bytes(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
+    void bytes(const Item& item, const Item* next, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
     void gather(const Item& item, const Pages& pages, int64_t begin, int64_t count, const uint8_t** keys,
                 const uint8_t** values) const;
     template <class K>

@@ -9,7 +9,7 @@ namespace folio {
 namespace {
 
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-constexpr int ZERO = 64;  // the byte of a query's value 0
+constexpr int ZERO = 64;  // the byte of a query's value 0 (see itimes64)
 constexpr int64_t QUAD = 4 * PANEL;  // bytes of a panel's four
 
 #if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
@@ -49,6 +49,18 @@ void pack_keys(const int8_t* const* rows, int64_t dim, int8_t* out) {
 #endif
     for (; i < dim; i += 4)
         for (int key = 0; key < PANEL; key++) std::memcpy(out + i / 4 * QUAD + key * 4, rows[key] + i, 4);
+}
+
+// −ZERO times the sum of each of a panel's keys.
+void take_key_starts(const int8_t* panel, int64_t dim, int32_t* starts) {
+    vi sums[NV], ones = ispread4("\1\1\1\1");
+    FOLIO_UNROLL
+    for (int v = 0; v < NV; v++) sums[v] = izero();
+    for (int64_t i = 0; i < dim; i += 4, panel += QUAD)
+        FOLIO_UNROLL
+        for (int v = 0; v < NV; v++) sums[v] = dot4(sums[v], ones, iload(panel + v * 4 * LANES));
+    FOLIO_UNROLL
+    for (int v = 0; v < NV; v++) istore(starts + v * LANES, inegate(itimes64(dot4_sums(sums[v]))));
 }
 
 template <int R>
@@ -214,13 +226,7 @@ void ByteUnit::pack(const ByteHead& head, int64_t dim, Ahead& ahead) {
         ahead.fetch();
         int8_t* panel = keys.data() + first * dim;
         pack_keys(k, dim, panel);
-        Sums<1> sums;
-        FOLIO_UNROLL
-        for (int i = 0; i < NV; i++) sums[0][i] = izero();
-        uint8_t zero[4] = {ZERO, ZERO, ZERO, ZERO};
-        for (int64_t i = 0; i < dim; i += 4) add_dots<1>(sums, zero, 0, panel + i * PANEL, 1);
-        FOLIO_UNROLL
-        for (int i = 0; i < NV; i++) istore(key_starts + first + i * LANES, inegate(sums[0][i]));
+        take_key_starts(panel, dim, key_starts + first);
         for (int64_t t = 0; t < PANEL; t += 4)
             for (int64_t i = 0; i < dim; i += PANEL) interleave4(v + t, i, values.data() + i * UNIT + (first + t) * PANEL);
     }

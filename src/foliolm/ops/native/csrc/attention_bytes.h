@@ -30,23 +30,24 @@ struct ByteHead {
     int64_t count, offset;
 };
 
-// Rows that will be packed soon, asked for a few at a time between what is computed meanwhile: a core waits for some twenty
-// lines of memory at once, and a burst of more holds up the loads behind it.
+// Keys and values that will be packed soon, of all heads that are computed, asked for a few tokens at a time between what is
+// computed meanwhile: a core waits for some twenty lines of memory at once, and a burst of more holds up the loads behind it.
 class Ahead {
 public:
-    Ahead(const ByteHead& head, int64_t bytes) : head_(head), bytes_(bytes) {}
+    // `count` tokens of `bytes` each, in about `calls` calls.
+    Ahead(const uint8_t* const* keys, const uint8_t* const* values, int64_t count, int64_t bytes, int64_t calls)
+        : keys_(keys), values_(values), count_(count), bytes_(bytes), each_((count + calls - 1) / calls) {}
     void fetch() {
-        for (int64_t end = std::min(at_ + TOKENS, head_.count); at_ < end; at_++)
-            for (int64_t byte = head_.offset; byte < head_.offset + bytes_; byte += 64) {
-                __builtin_prefetch(head_.keys[at_] + byte);
-                __builtin_prefetch(head_.values[at_] + byte);
+        for (int64_t end = std::min(at_ + each_, count_); at_ < end; at_++)
+            for (int64_t byte = 0; byte < bytes_; byte += 64) {
+                __builtin_prefetch(keys_[at_] + byte);
+                __builtin_prefetch(values_[at_] + byte);
             }
     }
 
 private:
-    static constexpr int64_t TOKENS = 6;  // each time
-    const ByteHead& head_;
-    int64_t bytes_, at_ = 0;
+    const uint8_t *const *keys_, *const *values_;
+    int64_t count_, bytes_, each_, at_ = 0;
 };
 
 // A unit's keys and values of one KV head, as tiles read them: four of what is summed side by side.
@@ -72,6 +73,12 @@ struct ByteRows {
     float* out;           // [rows, ldo] the weighted values' sums
     int64_t ldo;
 };
+
+// How often a unit's packing asks for what is ahead, and its meeting with some rows.
+constexpr int64_t PACK_FETCHES = UNIT / PANEL;
+inline int64_t meet_fetches(int64_t rows, int64_t dim) {
+    return (rows + BYTE_ROWS - 1) / BYTE_ROWS * (UNIT / PANEL + dim / PANEL);
+}
 
 // Rows `first … first + rows` (at most BYTE_ROWS) meet a unit: row r sees keys `hidden[r] … seen[r]` of it.
 void meet_unit(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,

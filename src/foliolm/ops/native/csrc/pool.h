@@ -20,8 +20,10 @@ public:
     // All threads arrive before any goes on; work is handed out anew from 0.
     void barrier();
 
-    // The next `chunk` units of `total`: their first in `begin`, one past their last in `end`; false when none is left.
-    bool take(int64_t total, int64_t chunk, int64_t& begin, int64_t& end) {
+    // The next `chunk` units of `total`: their first in `begin`, one past their last in `end`; false when none is left, or
+    // at most `left` are.
+    bool take(int64_t total, int64_t chunk, int64_t& begin, int64_t& end, int64_t left = 0) {
+        if (left && total - next_.load(std::memory_order_relaxed) <= left) return false;
         begin = next_.fetch_add(chunk, std::memory_order_relaxed);
         if (begin >= total) return false;
         end = begin + chunk < total ? begin + chunk : total;
