@@ -248,13 +248,14 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
     for (int64_t r = 0; r < rows; r++) starts.push_back(starts.back() + int32_t(news[r])), lengths.push_back(int32_t(used[r]));
     Pages shape{nullptr, nullptr, p, kv_heads, dim, format};
     std::vector<uint8_t> keys(static_cast<size_t>(num_blocks * p * kv_heads * shape.row_bytes())), values(keys.size());
-    std::vector<float> vector(static_cast<size_t>(dim));
-    for (auto* pool : {&keys, &values})
-        for (int64_t i = 0; i < num_blocks * p * kv_heads; i++) {
-            for (auto& value : vector) value = normal();
-            write_head(pool->data() + i * shape.row_bytes(), format, dim, vector.data());
-        }
     Pages pages{keys.data(), values.data(), p, kv_heads, dim, format};
+    std::vector<float> key(static_cast<size_t>(dim)), value(key.size());
+    for (int64_t slot = 0; slot < num_blocks * p; slot++)
+        for (int64_t head = 0; head < kv_heads; head++) {
+            for (auto* each : {&key, &value})
+                for (auto& x : *each) x = normal();
+            pages.write(slot, head, key.data(), value.data());
+        }
     int64_t tokens = starts.back();
     std::vector<float> q(static_cast<size_t>(tokens * heads * dim)), out(q.size());
     for (auto& value : q) value = normal();
@@ -266,29 +267,33 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
     plan.make(step, group, heads, kv_heads, dim);
     run_team(threads, [&](Team& team, int thread) { plan.run(team, thread, pages, q.data(), heads * dim, out.data()); });
 
-    // What is stored, turned back where it is in bytes.
-    auto read_all = [&](const std::vector<uint8_t>& pool) {
-        std::vector<float> read(pool.size() / size_t(pages.row_bytes()) * size_t(dim));
-        for (size_t at = 0; at < read.size(); at += size_t(dim)) {
-            const uint8_t* row = pool.data() + at / size_t(dim) * size_t(pages.row_bytes());
-            float scale = 1;
-            if (format == FOLIO_KV_I8) std::memcpy(&scale, row + dim, 4);
-            for (int64_t i = 0; i < dim; i++) {
-                float& value = read[at + size_t(i)];
-                if (format == FOLIO_KV_F32) {
-                    std::memcpy(&value, row + 4 * i, 4);
-                } else if (format == FOLIO_KV_BF16) {
-                    uint32_t bits = uint32_t(row[2 * i] | row[2 * i + 1] << 8) << 16;
-                    std::memcpy(&value, &bits, 4);
-                } else {
-                    value = scale * float(int8_t(row[i]));
+    // What is stored, turned back where it is in bytes: [slots, kv_heads, dim].
+    auto read_all = [&](const std::vector<uint8_t>& pool, bool are_keys) {
+        std::vector<float> read(static_cast<size_t>(num_blocks * p * kv_heads * dim));
+        for (int64_t slot = 0; slot < num_blocks * p; slot++)
+            for (int64_t head = 0; head < kv_heads; head++) {
+                const uint8_t* at = pool.data() + pages.offset(slot, head);
+                float* to = read.data() + (slot * kv_heads + head) * dim;
+                int64_t token = slot % pages.run();
+                float scale = 1;
+                if (format == FOLIO_KV_I8) std::memcpy(&scale, at + pages.run() * dim + token * 4, 4);
+                for (int64_t i = 0; i < dim; i++) {
+                    if (format == FOLIO_KV_F32) {
+                        std::memcpy(to + i, at + 4 * i, 4);
+                    } else if (format == FOLIO_KV_BF16) {
+                        uint32_t bits = uint32_t(at[2 * i] | at[2 * i + 1] << 8) << 16;
+                        std::memcpy(to + i, &bits, 4);
+                    } else if (!pages.in_panels()) {
+                        to[i] = scale * float(int8_t(at[i]));
+                    } else {
+                        to[i] = scale * float(int8_t(at[are_keys ? key_place(token, i) : value_place(token, i)]));
+                    }
                 }
+                if (format == FOLIO_KV_I8) hadamard(to, dim, to);
             }
-            if (format == FOLIO_KV_I8) hadamard(read.data() + at, dim, read.data() + at);
-        }
         return read;
     };
-    auto all_keys = read_all(keys), all_values = read_all(values);
+    auto all_keys = read_all(keys, true), all_values = read_all(values, false);
     double worst = 0, all = 0;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < news[r]; i++)
@@ -341,6 +346,8 @@ int main() {
         check_attention(format, 9, 3, 64, 16, 0, 2);
         check_attention(format, 4, 4, 80, 1, 12, 2);
         check_attention(format, 8, 1, 128, 5, 300, 3);
+        check_attention(format, 6, 3, 32, 48, 50, 2);
+        check_attention(format, 14, 2, 16, 12, 0, 2);
         check_attention(format, 2, 2, 6, 32, 0, 1);
     }
     std::printf(failures ? "%d failed\n" : "all checks hold\n", failures);

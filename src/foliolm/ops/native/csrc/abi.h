@@ -82,7 +82,7 @@ struct FolioStep {
     const int32_t* starts;     // [rows + 1] first token of each row
     const int32_t* used;       // [rows] tokens of context, the step's own included
     const FolioGroup* groups;
-    uint8_t* const* keys;  // a pool a layer: [blocks, block size, kv heads, head_dim] (int8: a float32 scale after each)
+    uint8_t* const* keys;  // a pool a layer: [blocks, block size, kv heads, head_dim] (int8: see pages.h)
     uint8_t* const* values;
     int64_t block_size, kv_format, threads;
     float* hidden;  // [outputs, hidden] normalised hidden states

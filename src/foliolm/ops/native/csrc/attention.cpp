@@ -205,39 +205,12 @@ void copy_rows(const uint8_t* const* rows, int64_t count, int64_t dim, int64_t p
 
 }  // namespace
 
-void write_head(uint8_t* to, int64_t format, int64_t dim, const float* from) {
-    if (format == FOLIO_KV_F32) {
-        std::memcpy(to, from, size_t(dim) * 4);
-    } else if (format == FOLIO_KV_BF16) {
-        for (int64_t i = 0; i < dim; i++) {
-            uint16_t half = float_to_bf16(from[i]);
-            std::memcpy(to + 2 * i, &half, 2);
-        }
-    } else {
-        thread_local std::vector<float> turned;
-        turned.resize(size_t(dim));
-        hadamard(from, dim, turned.data());
-        const float* all = turned.data();
-        int64_t i = 0;
-        vf tops = vzero();
-        for (; i + LANES <= dim; i += LANES) tops = vmax(tops, vabs(vload(all + i)));
-        float top = vtop(tops);
-        for (; i < dim; i++) top = std::max(top, std::fabs(all[i]));
-        if (top < 1e-30f) top = 0;  // next to nothing is none: the inverse would overflow
-        float inverse = top > 0 ? 127.0f / top : 0.0f, scale = top / 127.0f;
-        for (i = 0; i + LANES <= dim; i += LANES)
-            vstore_s8(reinterpret_cast<int8_t*>(to) + i, vround(vmul(vload(all + i), vset(inverse))));
-        for (; i < dim; i++) to[i] = uint8_t(int8_t(std::nearbyint(all[i] * inverse)));
-        std::memcpy(to + dim, &scale, 4);
-    }
-}
-
 void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim) {
     step_ = &step, group_ = &group, turned_ = step.kv_format == FOLIO_KV_I8;
     heads_ = heads, kv_heads_ = kv_heads, dim_ = dim, shared_ = heads / kv_heads;
     padded_ = (dim + PANEL - 1) / PANEL * PANEL;
     items_.clear(), merges_.clear();
-    int64_t parts = 0;
+    int64_t parts = 0, run = Pages{nullptr, nullptr, step.block_size, kv_heads, dim, step.kv_format}.run();
     int64_t queries = std::max<int64_t>(1, TILE / shared_);
     // Heads lie side by side in memory: a thread that takes all of a token's reads it once, in order. Where there is less
     // to hand out than that, heads are work items of their own. A head's result is the same either way.
@@ -249,7 +222,8 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
         int64_t count = step.starts[row + 1] - step.starts[row], context = step.used[row] - count;
         auto lowest = [&](int64_t query) {
             int64_t low = group.window ? std::max<int64_t>(0, context + query + 1 - group.window) : int64_t(0);
-            return step.deterministic ? low / UNIT * UNIT : low;  // whatever the queries: sums begin at whole units
+            // Whatever the queries, sums begin at whole units where they shall be the same; else where bytes lie together.
+            return step.deterministic ? low / UNIT * UNIT : low / run * run;
         };
         if (count == 1 && !step.deterministic) {
             int64_t low = lowest(0), length = step.used[row] - low;
@@ -291,16 +265,17 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
     }
 }
 
-void AttentionPlan::gather(const Item& item, const Pages& pages, int64_t begin, int64_t count, const uint8_t** keys,
-                           const uint8_t** values) const {
+// The unit of an item's keys and values that begins at position `begin`, its heads' side by side.
+void AttentionPlan::gather(const Item& item, const Pages& pages, int64_t begin, Runs& runs) const {
     const int32_t* table = group_->table + item.row * group_->width;
-    int64_t p = pages.block_size, row = pages.row_bytes(), stride = pages.kv_heads * row;
-    for (int64_t t = 0; t < count;) {
+    int64_t p = pages.block_size, stride = pages.kv_heads * pages.run_bytes(), at = 0;
+    runs.tokens = std::min<int64_t>(UNIT, item.end - begin), runs.each = pages.run();
+    for (int64_t t = 0; t < runs.tokens;) {
         int64_t position = begin + t, within = position % p;
         int64_t offset = pages.offset(int64_t(table[position / p]) * p + within, item.head);
-        for (int64_t stop = std::min(count, t + p - within); t < stop; t++, offset += stride) {
-            keys[t] = pages.keys + offset;
-            values[t] = pages.values + offset;
+        for (int64_t stop = std::min(runs.tokens, t + p - within); t < stop; t += runs.each, offset += stride, at++) {
+            runs.keys[at] = pages.keys + offset;
+            runs.values[at] = pages.values + offset;
         }
     }
 }
@@ -312,28 +287,29 @@ void AttentionPlan::single(const Item& item, const Pages& pages, const float* q,
     for (int64_t r = 0; r < rows; r++) take_query(from + r * dim_, factor, s.q.data() + r * dim_);
     begin_item(item, s);
     // A single query does little with a key: while one unit is computed, the next one's keys and values are on their way.
-    const uint8_t *keys[2][UNIT], *values[2][UNIT], *own_keys[UNIT], *own_values[UNIT];
+    const uint8_t *own_keys[UNIT], *own_values[UNIT];
+    Runs runs[2];
     int64_t bytes = pages.row_bytes(), span = item.heads * bytes;
-    auto count_at = [&](int64_t begin) { return std::min<int64_t>(UNIT, item.end - begin); };
     int at = 0;
-    gather(item, pages, item.begin, count_at(item.begin), keys[0], values[0]);
+    gather(item, pages, item.begin, runs[0]);
     for (int64_t begin = item.begin; begin < item.end; begin += UNIT, at ^= 1) {
-        int64_t count = count_at(begin);
+        const Runs& now = runs[at];
         if (int64_t next = begin + UNIT; next < item.end) {
-            gather(item, pages, next, count_at(next), keys[at ^ 1], values[at ^ 1]);
-            for (int64_t t = 0; t < count_at(next); t++)
+            Runs& then = runs[at ^ 1];
+            gather(item, pages, next, then);
+            for (int64_t t = 0; t < then.tokens; t++)
                 for (int64_t byte = 0; byte < span; byte += 64) {
-                    __builtin_prefetch(keys[at ^ 1][t] + byte);
-                    __builtin_prefetch(values[at ^ 1][t] + byte);
+                    __builtin_prefetch(then.keys[t] + byte);
+                    __builtin_prefetch(then.values[t] + byte);
                 }
         }
         for (int64_t head = 0; head < item.heads; head++) {
-            for (int64_t t = 0; t < count; t++) {
-                own_keys[t] = keys[at][t] + head * bytes;
-                own_values[t] = values[at][t] + head * bytes;
+            for (int64_t t = 0; t < now.tokens; t++) {
+                own_keys[t] = now.keys[t] + head * bytes;
+                own_values[t] = now.values[t] + head * bytes;
             }
             with_format(pages.format, [&]<class K>(K) {
-                single_unit<K>(pages, own_keys, own_values, count, head * shared_, s);
+                single_unit<K>(pages, own_keys, own_values, now.tokens, head * shared_, s);
             });
         }
     }
@@ -415,36 +391,33 @@ void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& 
         s.q[size_t(r)] = query_bytes(s.keys.data(), dim_, s.q_bytes.data() + r * dim_);
     }
     begin_item(item, s);
-    const uint8_t *keys[2][UNIT], *values[2][UNIT];
-    int64_t row_bytes = pages.row_bytes();
-    auto gathered = [&](int at, const Item& of, int64_t begin) {
-        int64_t count = std::min<int64_t>(of.end - begin, UNIT);
-        gather(of, pages, begin, count, keys[at], values[at]);
-        return count;
-    };
+    Runs runs[2];
+    int64_t head_bytes = pages.run_bytes();
     int at = 0;
-    int64_t count = gathered(at, item, item.begin);
+    gather(item, pages, item.begin, runs[0]);
     for (int64_t begin = item.begin; begin < item.end; begin += UNIT, at ^= 1) {
-        const Item* then = begin + UNIT < item.end ? &item : next_item;
-        int64_t next = then ? gathered(at ^ 1, *then, then == &item ? begin + UNIT : then->begin) : 0;
-        Ahead ahead(keys[at ^ 1], values[at ^ 1], next, then ? then->heads * row_bytes : 0,
-                    item.heads * (PACK_FETCHES + meet_fetches(each, dim_)));
+        const Runs& now = runs[at];
+        Runs& then = runs[at ^ 1];
+        then.tokens = 0;
+        const Item* next = begin + UNIT < item.end ? &item : next_item;
+        if (next) gather(*next, pages, next == &item ? begin + UNIT : next->begin, then);
+        int64_t calls = item.heads * (TAKE_FETCHES + meet_fetches(each, dim_));
+        Ahead ahead(then, next ? next->heads * head_bytes : 0, calls);
         for (int64_t head = 0; head < item.heads; head++) {
-            s.unit.pack({keys[at], values[at], count, head * row_bytes}, dim_, ahead);
+            s.unit.take(now, head * head_bytes, dim_, ahead);
             int64_t base = head * each;
-            ByteRows rows{s.q_bytes.data() + base * dim_, s.q.data() + base, s.top.data() + base, s.sum.data() + base,
-                          s.out.data() + base * padded_, padded_};
+            ByteRows rows{s.q_bytes.data() + base * dim_, s.q.data() + base, s.top.data() + base,
+                          s.sum.data() + base, s.out.data() + base * padded_, padded_};
             for (int64_t r = 0; r < each; r += BYTE_ROWS) {
                 int64_t hidden[BYTE_ROWS], seen[BYTE_ROWS], some = std::min<int64_t>(BYTE_ROWS, each - r);
                 for (int64_t i = 0; i < some; i++) {
                     int64_t end = context + (r + i) / shared_ + 1 - begin;
-                    seen[i] = std::clamp<int64_t>(end, 0, count);
+                    seen[i] = std::clamp<int64_t>(end, 0, now.tokens);
                     hidden[i] = group_->window ? std::clamp<int64_t>(end - group_->window, 0, seen[i]) : 0;
                 }
                 meet_unit(s.unit, dim_, rows, r, some, hidden, seen, ahead);
             }
         }
-        count = next;
     }
     end_item(item, out, s);
 }
@@ -459,20 +432,20 @@ void AttentionPlan::tile(const Item& item, const Pages& pages, const float* q, i
         for (int64_t j = 0; j < shared_; j++) take_query(from + j * dim_, factor, to + j * dim_);
     }
     begin_item(item, s);
-    const uint8_t *keys[UNIT], *values[UNIT];
+    Runs runs;
     bool scaled = pages.format == FOLIO_KV_I8;
     for (int64_t begin = item.begin; begin < item.end; begin += UNIT) {
-        int64_t count = std::min<int64_t>(UNIT, item.end - begin);
-        gather(item, pages, begin, count, keys, values);
+        gather(item, pages, begin, runs);
+        int64_t count = runs.tokens;
         with_format(pages.format, [&]<class K>(K) {
 #if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
             if (dim_ % 8 == 0) {
-                copy_rows<K>(keys, count, dim_, dim_, scaled, s.values.data());
+                copy_rows<K>(runs.keys, count, dim_, dim_, scaled, s.values.data());
                 transpose_floats(s.values.data(), dim_, s.keys.data());
             } else
 #endif
-                transpose_keys<K>(keys, count, dim_, scaled, s.keys.data());
-            copy_rows<K>(values, count, dim_, padded_, scaled, s.values.data());
+                transpose_keys<K>(runs.keys, count, dim_, scaled, s.keys.data());
+            copy_rows<K>(runs.values, count, dim_, padded_, scaled, s.values.data());
         });
         for (int64_t panel = 0; panel * PANEL < count; panel++)
             small_product(s.q.data(), dim_, s.keys.data() + panel * dim_ * PANEL, PANEL, dim_, rows,

@@ -6,24 +6,13 @@
 
 #include "abi.h"
 #include "attention_bytes.h"
+#include "pages.h"
 #include "pool.h"
 
 namespace folio {
 
 constexpr int64_t SPLIT = 256;  // keys of one work item of a row with a single query
 constexpr int64_t TILE = 192;   // rows (queries times the heads that share a KV head) of a work item at most
-
-// Where keys and values of one layer lie.
-struct Pages {
-    const uint8_t *keys, *values;
-    int64_t block_size, kv_heads, head_dim, format;
-    int64_t row_bytes() const { return head_dim * (format == FOLIO_KV_F32 ? 4 : format == FOLIO_KV_BF16 ? 2 : 1) + (format == FOLIO_KV_I8 ? 4 : 0); }
-    int64_t offset(int64_t slot, int64_t head) const { return (slot * kv_heads + head) * row_bytes(); }
-};
-
-// Stores one head's vector of a token; turned (see rotation.h), where it is rounded to 8 bits: keys as well as values have
-// dimensions that stand out. Queries are turned to meet such keys, and what came of the values is turned back.
-void write_head(uint8_t* to, int64_t format, int64_t dim, const float* from);
 
 // A KV group's work of a step, made once and used by each of its layers.
 class AttentionPlan {
@@ -54,8 +43,7 @@ private:
     void single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
     void tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
     void bytes(const Item& item, const Item* next, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
-    void gather(const Item& item, const Pages& pages, int64_t begin, int64_t count, const uint8_t** keys,
-                const uint8_t** values) const;
+    void gather(const Item& item, const Pages& pages, int64_t begin, Runs& runs) const;
     template <class K>
     void single_unit(const Pages& pages, const uint8_t* const* keys, const uint8_t* const* values, int64_t count,
                      int64_t first, Scratch& s) const;

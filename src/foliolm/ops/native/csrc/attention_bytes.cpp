@@ -10,8 +10,6 @@ namespace {
 
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 constexpr int ZERO = 64;  // the byte of a query's value 0 (see itimes64)
-constexpr int64_t QUAD = 4 * PANEL;  // bytes of a panel's four
-
 #if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
 // Four bytes of each of eight rows, eight times.
 inline void transpose_quads(const int8_t* const* rows, int64_t at, int8_t* out) {
@@ -40,19 +38,19 @@ inline void interleave4(const int8_t* const* rows, int64_t at, int8_t* out) {
 }
 #endif
 
-// A panel of keys: [dim / 4][PANEL][4].
+// A panel of keys from rows.
 void pack_keys(const int8_t* const* rows, int64_t dim, int8_t* out) {
     int64_t i = 0;
 #if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
     for (; i + 32 <= dim; i += 32)
-        for (int half = 0; half < PANEL; half += 8) transpose_quads(rows + half, i, out + i / 4 * QUAD + half * 4);
+        for (int half = 0; half < PANEL; half += 8) transpose_quads(rows + half, i, out + key_place(half, i));
 #endif
     for (; i < dim; i += 4)
-        for (int key = 0; key < PANEL; key++) std::memcpy(out + i / 4 * QUAD + key * 4, rows[key] + i, 4);
+        for (int key = 0; key < PANEL; key++) std::memcpy(out + key_place(key, i), rows[key] + i, 4);
 }
 
 // −ZERO times the sum of each of a panel's keys.
-void take_key_starts(const int8_t* panel, int64_t dim, int32_t* starts) {
+void take_starts(const int8_t* panel, int64_t dim, int32_t* starts) {
     vi sums[NV], ones = ispread4("\1\1\1\1");
     FOLIO_UNROLL
     for (int v = 0; v < NV; v++) sums[v] = izero();
@@ -94,7 +92,7 @@ void scores_of(const ByteUnit& unit, int64_t dim, const uint8_t* q, int64_t coun
             FOLIO_UNROLL
             for (int r = 0; r < R; r++) sums[r][v] = start;
         }
-        add_dots<R>(sums, q, dim, unit.keys.data() + panel * dim * PANEL, dim / 4);
+        add_dots<R>(sums, q, dim, unit.keys[panel], dim / 4);
         FOLIO_UNROLL
         for (int v = 0; v < NV; v++) {
             vf scale = vload(unit.key_scales + panel * PANEL + v * LANES);
@@ -164,7 +162,8 @@ void add_values(const ByteUnit& unit, int64_t dim, const uint8_t* weights, const
         for (int r = 0; r < R; r++)
             FOLIO_UNROLL
             for (int v = 0; v < NV; v++) sums[r][v] = izero();
-        add_dots<R>(sums, weights, UNIT, unit.values.data() + panel * UNIT * PANEL, (count + 3) / 4);
+        for (int64_t t = 0; t < count; t += PANEL)
+            add_dots<R>(sums, weights + t, UNIT, unit.values[t / PANEL] + value_place(0, panel * PANEL), PANEL / 4);
         FOLIO_UNROLL
         for (int r = 0; r < R; r++) {
             vf scale = vset(scales[r]);
@@ -206,31 +205,44 @@ void meet_some(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t 
 }  // namespace
 
 void ByteUnit::grow(int64_t dim) {
-    if (int64_t(zeros.size()) >= dim) return;
-    keys.resize(size_t(UNIT * dim)), values.resize(size_t(UNIT * dim)), zeros.resize(size_t(dim));
+    if (int64_t(zeros_.size()) >= dim) return;
+    own_keys_.resize(size_t(UNIT * dim)), own_values_.resize(size_t(UNIT * dim)), zeros_.resize(size_t(dim));
 }
 
-void ByteUnit::pack(const ByteHead& head, int64_t dim, Ahead& ahead) {
-    const int8_t *k[PANEL], *v[PANEL];
-    for (int64_t first = 0; first < head.count; first += PANEL) {
-        for (int64_t t = 0; t < PANEL; t++) {
-            bool there = first + t < head.count;
-            k[t] = there ? reinterpret_cast<const int8_t*>(head.keys[first + t] + head.offset) : zeros.data();
-            v[t] = there ? reinterpret_cast<const int8_t*>(head.values[first + t] + head.offset) : zeros.data();
-            key_scales[first + t] = value_scales[first + t] = 0;
-            if (there) {
-                std::memcpy(key_scales + first + t, k[t] + dim, 4);
-                std::memcpy(value_scales + first + t, v[t] + dim, 4);
-            }
-        }
+void ByteUnit::take(const Runs& runs, int64_t offset, int64_t dim, Ahead& ahead) {
+    for (int64_t first = 0; first < runs.tokens; first += PANEL) {
+        int64_t panel = first / PANEL, there = std::min<int64_t>(PANEL, runs.tokens - first);
+        // What lies behind the last token is left of others, or never was written.
+        std::fill_n(key_scales + first, PANEL, 0.0f), std::fill_n(value_scales + first, PANEL, 0.0f);
         ahead.fetch();
-        int8_t* panel = keys.data() + first * dim;
-        pack_keys(k, dim, panel);
-        take_key_starts(panel, dim, key_starts + first);
-        for (int64_t t = 0; t < PANEL; t += 4)
-            for (int64_t i = 0; i < dim; i += PANEL) interleave4(v + t, i, values.data() + i * UNIT + (first + t) * PANEL);
+        if (runs.each == 1) {
+            pack(runs, offset, dim, first, there);
+        } else {
+            keys[panel] = reinterpret_cast<const int8_t*>(runs.keys[panel] + offset);
+            values[panel] = reinterpret_cast<const int8_t*>(runs.values[panel] + offset);
+            std::memcpy(key_scales + first, keys[panel] + dim * PANEL, size_t(there) * 4);
+            std::memcpy(value_scales + first, values[panel] + dim * PANEL, size_t(there) * 4);
+        }
+        take_starts(keys[panel], dim, key_starts + first);
     }
-    for (int64_t t = (head.count + PANEL - 1) / PANEL * PANEL; t < UNIT; t++) value_scales[t] = 0;
+    for (int64_t t = (runs.tokens + PANEL - 1) / PANEL * PANEL; t < UNIT; t++) value_scales[t] = 0;
+}
+
+// A panel of the unit's own, of rows: `there` tokens from `first` on.
+void ByteUnit::pack(const Runs& runs, int64_t offset, int64_t dim, int64_t first, int64_t there) {
+    const int8_t *k[PANEL], *v[PANEL];
+    for (int64_t t = 0; t < PANEL; t++) {
+        k[t] = t < there ? reinterpret_cast<const int8_t*>(runs.keys[first + t] + offset) : zeros_.data();
+        v[t] = t < there ? reinterpret_cast<const int8_t*>(runs.values[first + t] + offset) : zeros_.data();
+        if (t >= there) continue;
+        std::memcpy(key_scales + first + t, k[t] + dim, 4);
+        std::memcpy(value_scales + first + t, v[t] + dim, 4);
+    }
+    int8_t *own_keys = own_keys_.data() + first * dim, *own_values = own_values_.data() + first * dim;
+    pack_keys(k, dim, own_keys);
+    for (int64_t t = 0; t < PANEL; t += 4)
+        for (int64_t i = 0; i < dim; i += PANEL) interleave4(v + t, i, own_values + value_place(t, i));
+    keys[first / PANEL] = own_keys, values[first / PANEL] = own_values;
 }
 
 float query_bytes(const float* q, int64_t dim, uint8_t* out) {

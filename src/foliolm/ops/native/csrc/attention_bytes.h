@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "pages.h"
 #include "simd.h"
 
 namespace folio {
@@ -24,42 +25,50 @@ constexpr int BYTE_ROWS = 6;
 // Whether heads of so many dimensions can be computed so: whole panels.
 inline bool has_byte_panels(int64_t dim) { return dim % PANEL == 0; }
 
-// One head's rows of a unit where they lie: `dim` values, a float scale behind them, from byte `offset` on of each token's.
-struct ByteHead {
-    const uint8_t *const *keys, *const *values;
-    int64_t count, offset;
+// Where a unit's keys and values lie, those of a few heads side by side: runs of tokens (see Pages).
+struct Runs {
+    const uint8_t *keys[UNIT], *values[UNIT];
+    int64_t tokens = 0, each = 1;  // tokens in all, and of a run
+    int64_t count() const { return (tokens + each - 1) / each; }
 };
 
-// Keys and values that will be packed soon, of all heads that are computed, asked for a few tokens at a time between what is
-// computed meanwhile: a core waits for some twenty lines of memory at once, and a burst of more holds up the loads behind it.
+// Runs that will be read soon, asked for a few lines at a time between what is computed meanwhile: a core waits for some
+// twenty lines of memory at once, and a burst of more holds up the loads behind it.
 class Ahead {
 public:
-    // `count` tokens of `bytes` each, in about `calls` calls.
-    Ahead(const uint8_t* const* keys, const uint8_t* const* values, int64_t count, int64_t bytes, int64_t calls)
-        : keys_(keys), values_(values), count_(count), bytes_(bytes), each_((count + calls - 1) / calls) {}
+    // `bytes` of each run, in about `calls` calls.
+    Ahead(const Runs& runs, int64_t bytes, int64_t calls) : runs_(runs), bytes_(bytes) {
+        lines_ = (runs.count() * ((bytes + 63) / 64) + calls - 1) / calls;
+    }
     void fetch() {
-        for (int64_t end = std::min(at_ + each_, count_); at_ < end; at_++)
-            for (int64_t byte = 0; byte < bytes_; byte += 64) {
-                __builtin_prefetch(keys_[at_] + byte);
-                __builtin_prefetch(values_[at_] + byte);
-            }
+        for (int64_t left = lines_; left > 0 && run_ < runs_.count(); left--) {
+            __builtin_prefetch(runs_.keys[run_] + byte_);
+            __builtin_prefetch(runs_.values[run_] + byte_);
+            if ((byte_ += 64) >= bytes_) byte_ = 0, run_++;
+        }
     }
 
 private:
-    const uint8_t *const *keys_, *const *values_;
-    int64_t count_, bytes_, each_, at_ = 0;
+    const Runs& runs_;
+    int64_t bytes_, lines_, run_ = 0, byte_ = 0;
 };
 
-// A unit's keys and values of one KV head, as tiles read them: four of what is summed side by side.
-struct ByteUnit {
-    std::vector<int8_t> keys;    // [UNIT / PANEL][dim / 4][PANEL][4]
-    std::vector<int8_t> values;  // [dim / PANEL][UNIT / 4][PANEL][4]
-    std::vector<int8_t> zeros;   // [dim], in place of rows that there are not
-    float key_scales[UNIT], value_scales[UNIT];
-    int32_t key_starts[UNIT];    // what takes the queries' zero point out of the sums
+// A unit's keys and values of one KV head, as tiles read them: panels (see pages.h), where they lie or made of rows.
+class ByteUnit {
+public:
+    const int8_t *keys[UNIT / PANEL], *values[UNIT / PANEL];
+    float key_scales[UNIT], value_scales[UNIT];  // 0 for tokens that there are not
+    int32_t key_starts[UNIT];                    // what takes the queries' zero point out of the sums
 
     void grow(int64_t dim);
-    void pack(const ByteHead& head, int64_t dim, Ahead& ahead);
+
+    // The head whose bytes begin at `offset` of each run.
+    void take(const Runs& runs, int64_t offset, int64_t dim, Ahead& ahead);
+
+private:
+    void pack(const Runs& runs, int64_t offset, int64_t dim, int64_t first, int64_t there);
+
+    std::vector<int8_t> own_keys_, own_values_, zeros_;  // panels made of rows; [dim] in place of rows that there are not
 };
 
 // A query to [dim] bytes around 64; returns its scale, never 0.
@@ -74,8 +83,8 @@ struct ByteRows {
     int64_t ldo;
 };
 
-// How often a unit's packing asks for what is ahead, and its meeting with some rows.
-constexpr int64_t PACK_FETCHES = UNIT / PANEL;
+// How often the taking of a unit asks for what is ahead, and its meeting with some rows.
+constexpr int64_t TAKE_FETCHES = UNIT / PANEL;
 inline int64_t meet_fetches(int64_t rows, int64_t dim) {
     return (rows + BYTE_ROWS - 1) / BYTE_ROWS * (UNIT / PANEL + dim / PANEL);
 }

@@ -150,7 +150,7 @@ private:
         Pages pages{s_.keys[index], s_.values[index], s_.block_size, m_.num_kv_heads, m_.head_dim, s_.kv_format};
         const int64_t* slots = s_.groups[layer.group].slots;
         while (team.take(n, n < 64 ? 1 : 8, begin, end))
-            for (int64_t t = begin; t < end; t++) place(layer, index, pages, t, slots[t]);
+            for (int64_t t = begin; t < end; t++) place(layer, pages, t, slots[t]);
         team.barrier();
         b_.plans[size_t(layer.group)].run(team, thread, pages, b_.qkv.data(), qkv_width_, b_.attended.data());
         float *x = b_.x.data(), *attended = b_.attended.data();
@@ -178,7 +178,7 @@ private:
     }
 
     // Norms and rotates a token's queries and keys, and writes its keys and values.
-    void place(const FolioLayer& layer, int64_t index, const Pages& pages, int64_t token, int64_t slot) {
+    void place(const FolioLayer& layer, const Pages& pages, int64_t token, int64_t slot) {
         int64_t dim = m_.head_dim, half = dim / 2;
         float* row = b_.qkv.data() + token * qkv_width_;
         const float* angles = b_.angles.data() + token * dim;
@@ -189,11 +189,8 @@ private:
             rotate(at, angles, angles + half, half);
         }
         const float *keys = row + m_.num_heads * dim, *values = keys + m_.num_kv_heads * dim;
-        for (int64_t head = 0; head < m_.num_kv_heads; head++) {
-            int64_t offset = pages.offset(slot, head);
-            write_head(s_.keys[index] + offset, s_.kv_format, dim, keys + head * dim);
-            write_head(s_.values[index] + offset, s_.kv_format, dim, values + head * dim);
-        }
+        for (int64_t head = 0; head < m_.num_kv_heads; head++)
+            pages.write(slot, head, keys + head * dim, values + head * dim);
     }
 
     const FolioModel& m_;

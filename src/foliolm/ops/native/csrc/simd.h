@@ -253,7 +253,7 @@ inline vi keep(vi acc) {
 }
 inline vi dot2(vi acc, vi w, vi x) { return keep(_mm256_add_epi32(acc, _mm256_madd_epi16(w, x))); }
 inline vf ifloat(vi a) { return _mm256_cvtepi32_ps(a); }
-// Pairs are summed in 16 bits: eight products of 15 · 127 fit, twice (and as many of smaller weights as make no more).
+// Pairs are summed in 16 bits: eight products of 15 · 127 fit, twice (and more, the smaller the weights are).
 inline vi dot4(vi acc, vi w, vi x) { return keep(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
 inline vi dot4_sums(vi acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
 inline vi dot4_bytes(vi acc, vi u, vi s) { return keep(_mm256_add_epi32(acc, dot4_sums(_mm256_maddubs_epi16(u, s)))); }
@@ -269,6 +269,7 @@ typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef int16_t vshorts __attribute__((vector_size(16)));
 typedef int8_t vbytes __attribute__((vector_size(16)));
+typedef uint8_t vunsigned __attribute__((vector_size(16)));
 inline vf vzero() { return vf{0, 0, 0, 0}; }
 inline vf vload(const float* p) {
     vf a;
@@ -350,7 +351,8 @@ inline vi dot2(vi acc, vi w, vi x) {
 }
 inline vf ifloat(vi a) { return __builtin_convertvector(a, vf); }
 inline vi dot4(vi acc, vi w, vi x) {
-    vbytes a = vbytes(w), b = vbytes(x);
+    vunsigned a = vunsigned(w);
+    vbytes b = vbytes(x);
     vi products;
     for (int i = 0; i < 4; i++) {
         products[i] = 0;
