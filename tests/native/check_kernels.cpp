@@ -56,8 +56,8 @@ static void check_linear(std::vector<int64_t> formats, int64_t n, int64_t k, int
     Activations activations;
     activations.shape(weights, rows);
     for (int64_t r = 0; r < rows; r++) activations.set(r, x.data() + r * k);
-    run_team(threads, [&](Team& team, int) {
-        linear(team, weights, activations, rows, y.data(), width, Into::store);
+    run_team(threads, [&](Team& team, int thread) {
+        linear(team, thread, weights, activations, rows, y.data(), width, Into::store);
         team.barrier();
     });
     int64_t column = 0;
@@ -207,10 +207,10 @@ static void check_lora(int64_t format, int64_t stored, int64_t n, int64_t k, int
         activations.shape(weights, rows, addition.rows != nullptr);
         for (int64_t r = 0; r < rows; r++) activations.set(r, x.data() + r * k);
         float* out = adapted ? y.data() : bare.data();
-        run_team(threads, [&](Team& team, int) {
+        run_team(threads, [&](Team& team, int thread) {
             if (addition.rows) by_adapter.shrink(team, 0, activations);
             team.barrier();
-            linear(team, weights, activations, rows, out, n, Into::store, addition);
+            linear(team, thread, weights, activations, rows, out, n, Into::store, addition);
             team.barrier();
         });
     }

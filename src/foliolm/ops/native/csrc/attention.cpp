@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "linear.h"
+#include "tiles.h"
 #include "rotation.h"
 #include "simd.h"
 
@@ -465,7 +465,7 @@ void AttentionPlan::tile(const Item& item, const Pages& pages, const float* q, i
     end_item(item, out, s);
 }
 
-void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out) {
+void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming) {
     Scratch& s = scratch_[size_t(thread)];
     int64_t begin, end, total = int64_t(items_.size());
     auto take = [&](int64_t left) {
@@ -480,7 +480,7 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
         else
             tile(*item, pages, q, ldq, out, s);
     }
-    team.barrier();
+    team.barrier(coming);
     if (merges_.empty()) return;
     bool in_twos = has_bytes(pages);
     while (team.take(int64_t(merges_.size()), 1, begin, end)) {
@@ -500,7 +500,7 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
             if (turned_) hadamard(to, dim_, to);
         }
     }
-    team.barrier();
+    team.barrier(coming);
 }
 
 }  // namespace folio

@@ -20,7 +20,7 @@ public:
     void make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim);
 
     // All threads: q [tokens][ldq] (heads side by side, already rotated) to out [tokens, heads · dim]. Ends with a barrier.
-    void run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out);
+    void run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming = nullptr);
 
 private:
     bool has_bytes(const Pages& pages) const { return pages.format == FOLIO_KV_I8 && has_byte_panels(dim_); }

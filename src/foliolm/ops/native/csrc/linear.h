@@ -18,9 +18,6 @@ bool pack_ggml(int64_t ggml_type, int64_t format, int64_t n, int64_t k, const ui
 // One row of a packed matrix as floats, as it was before any rotation.
 void unpack_row(const FolioWeight& weight, int64_t row, float* out);
 
-// Whether rows of float products are summed in one order, however many there are. Set before a call's threads start.
-extern bool one_order;
-
 enum class Into { store, add, silu_mul };
 
 // What adapters add to a linear, once their rows are shrunk: its number among an adapter's linears.
@@ -30,17 +27,15 @@ struct LoraAddition {
     int64_t index = 0;
 };
 
+// Rows up to which a product waits for its weights rather than for its multiplications. Each thread then does some panels of
+// its own before it takes what is left, so that it can fetch the first of their weights before it begins.
+constexpr int64_t WAITING_ROWS = 4;
+Lines first_lines(const FolioLinear& linear, Into into, int64_t threads, int64_t thread);
+
 // All threads of the team: y = x · Wᵀ + b, or y += that, or (two parts) y = silu(x · W0ᵀ + b0) · (x · W1ᵀ + b1).
 // The team must have met at a barrier since `x` was set, and meets at one after this.
 // `lora` adds to each product before anything else is done with it.
-void linear(Team& team, const FolioLinear& linear, const Activations& x, int64_t rows, float* y, int64_t ldy, Into into,
-            LoraAddition lora = {});
-
-// out[r][0..16) (+)= Σ_k x[r][k] · w[k][0..16), rows r of `x` and `out` strided.
-void small_product(const float* x, int64_t ldx, const float* w, int64_t ldw, int64_t k, int64_t rows, float* out,
-                   int64_t ldo, bool accumulate);
-// The same with bfloat16 weights.
-void small_product(const float* x, int64_t ldx, const uint16_t* w, int64_t ldw, int64_t k, int64_t rows, float* out,
-                   int64_t ldo, bool accumulate);
+void linear(Team& team, int thread, const FolioLinear& linear, const Activations& x, int64_t rows, float* y, int64_t ldy,
+            Into into, LoraAddition lora = {});
 
 }  // namespace folio

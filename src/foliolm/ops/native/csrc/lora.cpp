@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "simd.h"
+#include "tiles.h"
 
 namespace folio {
 namespace {

@@ -11,6 +11,7 @@
 #include "lora.h"
 #include "pool.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace folio {
 namespace {
@@ -43,8 +44,15 @@ struct Buffers {
     Activations activations;
     std::vector<AttentionPlan> plans;
     LoraRows tokens, outputs;  // by adapter: the step's tokens, and those that come out of the last layer
-    std::vector<std::vector<float>> line;  // a thread's own row
     std::vector<float> products, tops;     // of folio_likeliest
+
+    // What a thread has for itself.
+    struct alignas(64) Thread {
+        std::vector<float> line;  // a row
+        Activations activations;
+        Lines coming;  // the weights that it reads next
+    };
+    std::vector<Thread> threads;
 };
 
 Buffers& buffers() {
@@ -67,8 +75,8 @@ public:
         grow(b_.attended, (n + s_.num_outputs) * attended_width_);
         grow(b_.activated, n * m_.intermediate);
         grow(b_.angles, n * m_.head_dim);
-        if (int64_t(b_.line.size()) < s_.threads) b_.line.resize(size_t(s_.threads));
-        for (auto& line : b_.line) grow(line, widest);
+        if (int64_t(b_.threads.size()) < s_.threads) b_.threads.resize(size_t(s_.threads));
+        for (auto& each : b_.threads) grow(each.line, widest), each.coming = Lines();
         int64_t groups = 1;
         for (int64_t i = 0; i < m_.num_layers; i++) groups = std::max(groups, m_.layers[i].group + 1);
         if (int64_t(b_.plans.size()) < groups) b_.plans.resize(size_t(groups));
@@ -112,49 +120,78 @@ private:
         return s_.lora && rows.uses(index) ? LoraAddition{&rows, index} : LoraAddition{};
     }
 
-    // Rows of x (normalised, if a norm is given) as the linear's formats want them; shrunk, where adapters add to it.
-    void prepare(Team& team, int thread, const FolioLinear& linear, const float* x, int64_t ldx, int64_t rows,
-                 const float* norm, LoraAddition lora) {
-        if (thread == 0) b_.activations.shape(linear, rows, lora.rows != nullptr);
-        team.barrier();
-        float* line = b_.line[size_t(thread)].data();
-        int64_t begin, end;
-        while (team.take(rows, rows < 64 ? 1 : 8, begin, end))
-            for (int64_t r = begin; r < end; r++) {
-                const float* from = x + r * ldx;
-                if (norm) {
-                    rms_norm(from, norm, b_.activations.k, m_.eps, line);
-                    from = line;
-                }
-                b_.activations.set(r, from);
-            }
-        team.barrier();
-        if (lora.rows) {
-            lora.rows->shrink(team, lora.index, b_.activations);
-            team.barrier();
-        }
+    struct Rows {
+        const float* x;
+        int64_t stride, count;
+        const float* norm;  // null: as they are
+    };
+    struct Result {
+        float* y;
+        int64_t stride;
+        Into into;
+    };
+    struct Next {
+        const FolioLinear* weights = nullptr;
+        Into into = Into::store;
+    };
+
+    // A product of rows, which are normalised first, if a norm is given; `next` is the one that follows it.
+    void multiply(Team& team, int thread, const FolioLinear& weights, const Rows& rows, LoraAddition lora,
+                  const Result& result, Next next) {
+        const Activations& x = prepare(team, thread, weights, rows, lora);
+        linear(team, thread, weights, x, rows.count, result.y, result.stride, result.into, lora);
+        Lines& coming = b_.threads[size_t(thread)].coming;
+        coming = next.weights && rows.count <= WAITING_ROWS
+                     ? first_lines(*next.weights, next.into, s_.threads, thread)
+                     : Lines();
+        team.barrier(&coming);
     }
 
-    void product(Team& team, const FolioLinear& weights, int64_t rows, float* y, int64_t ldy, Into into, LoraAddition lora) {
-        linear(team, weights, b_.activations, rows, y, ldy, into, lora);
-        team.barrier();
+    // Rows as the linear's formats want them; shrunk, where adapters add to it.
+    const Activations& prepare(Team& team, int thread, const FolioLinear& linear, const Rows& rows, LoraAddition lora) {
+        Buffers::Thread& own = b_.threads[size_t(thread)];
+        // Threads would wait longer for each other than a row or two takes: then each prepares all of them for itself.
+        bool alone = rows.count <= 2 && !lora.rows;
+        Activations& to = alone ? own.activations : b_.activations;
+        if (alone || thread == 0) to.shape(linear, rows.count, lora.rows != nullptr);
+        auto set = [&](int64_t r) {
+            const float* from = rows.x + r * rows.stride;
+            if (rows.norm) {
+                rms_norm(from, rows.norm, to.k, m_.eps, own.line.data());
+                from = own.line.data();
+            }
+            to.set(r, from);
+        };
+        if (alone) {
+            own.coming.fetch(16);
+            for (int64_t r = 0; r < rows.count; r++) set(r);
+            return to;
+        }
+        team.barrier(&own.coming);
+        int64_t begin, end;
+        while (team.take(rows.count, rows.count < 64 ? 1 : 8, begin, end))
+            for (int64_t r = begin; r < end; r++) set(r);
+        team.barrier(&own.coming);
+        if (lora.rows) {
+            lora.rows->shrink(team, lora.index, to);
+            team.barrier(&own.coming);
+        }
+        return to;
     }
 
     void layer(Team& team, int thread, int64_t index) {
         const FolioLayer& layer = m_.layers[index];
-        int64_t n = s_.num_tokens, begin, end;
-        int64_t first = index * LORA_LINEARS;
-        LoraAddition lora = addition(b_.tokens, first);
-        prepare(team, thread, layer.qkv, b_.x.data(), m_.hidden, n, layer.input_norm, lora);
-        product(team, layer.qkv, n, b_.qkv.data(), qkv_width_, Into::store, lora);
+        bool last = index == m_.num_layers - 1;
+        int64_t n = s_.num_tokens, first = index * LORA_LINEARS, begin, end;
+        Lines& coming = b_.threads[size_t(thread)].coming;
+        float *x = b_.x.data(), *attended = b_.attended.data(), *activated = b_.activated.data();
         Pages pages{s_.keys[index], s_.values[index], s_.block_size, m_.num_kv_heads, m_.head_dim, s_.kv_format};
-        const int64_t* slots = s_.groups[layer.group].slots;
-        while (team.take(n, n < 64 ? 1 : 8, begin, end))
-            for (int64_t t = begin; t < end; t++) place(layer, pages, t, slots[t]);
-        team.barrier();
-        b_.plans[size_t(layer.group)].run(team, thread, pages, b_.qkv.data(), qkv_width_, b_.attended.data());
-        float *x = b_.x.data(), *attended = b_.attended.data();
-        if (index == m_.num_layers - 1) {
+        multiply(team, thread, layer.qkv, {x, m_.hidden, n, layer.input_norm}, addition(b_.tokens, first),
+                 {b_.qkv.data(), qkv_width_, Into::store}, {&layer.o, Into::add});
+        place(team, layer, pages, s_.groups[layer.group].slots);
+        team.barrier(&coming);
+        b_.plans[size_t(layer.group)].run(team, thread, pages, b_.qkv.data(), qkv_width_, attended, &coming);
+        if (last) {
             // After the last layer's attention only tokens whose hidden states are wanted matter.
             float *rest = x + n * m_.hidden, *rest_attended = attended + n * attended_width_;
             while (team.take(s_.num_outputs, 1, begin, end)) {
@@ -162,35 +199,37 @@ private:
                 std::memcpy(rest_attended + begin * attended_width_, attended + s_.outputs[begin] * attended_width_,
                             size_t(attended_width_) * 4);
             }
-            team.barrier();
+            team.barrier(&coming);
             x = rest, attended = rest_attended, n = s_.num_outputs;
         }
-        LoraRows& by_adapter = index == m_.num_layers - 1 ? b_.outputs : b_.tokens;
-        lora = addition(by_adapter, first + 1);
-        prepare(team, thread, layer.o, attended, attended_width_, n, nullptr, lora);
-        product(team, layer.o, n, x, m_.hidden, Into::add, lora);
-        lora = addition(by_adapter, first + 2);
-        prepare(team, thread, layer.gate_up, x, m_.hidden, n, layer.post_norm, lora);
-        product(team, layer.gate_up, n, b_.activated.data(), m_.intermediate, Into::silu_mul, lora);
-        lora = addition(by_adapter, first + 3);
-        prepare(team, thread, layer.down, b_.activated.data(), m_.intermediate, n, nullptr, lora);
-        product(team, layer.down, n, x, m_.hidden, Into::add, lora);
+        LoraRows& adapters = last ? b_.outputs : b_.tokens;
+        multiply(team, thread, layer.o, {attended, attended_width_, n, nullptr}, addition(adapters, first + 1),
+                 {x, m_.hidden, Into::add}, {&layer.gate_up, Into::silu_mul});
+        multiply(team, thread, layer.gate_up, {x, m_.hidden, n, layer.post_norm}, addition(adapters, first + 2),
+                 {activated, m_.intermediate, Into::silu_mul}, {&layer.down, Into::add});
+        multiply(team, thread, layer.down, {activated, m_.intermediate, n, nullptr}, addition(adapters, first + 3),
+                 {x, m_.hidden, Into::add}, last ? Next() : Next{&m_.layers[index + 1].qkv, Into::store});
     }
 
-    // Norms and rotates a token's queries and keys, and writes its keys and values.
-    void place(const FolioLayer& layer, const Pages& pages, int64_t token, int64_t slot) {
-        int64_t dim = m_.head_dim, half = dim / 2;
-        float* row = b_.qkv.data() + token * qkv_width_;
+    // Tokens' queries and keys normed and rotated, keys and values written: by KV head, where there are few tokens.
+    void place(Team& team, const FolioLayer& layer, const Pages& pages, const int64_t* slots) {
+        int64_t heads = m_.num_kv_heads, begin, end;
+        while (team.take(s_.num_tokens * heads, s_.num_tokens < 64 ? 1 : 8 * heads, begin, end))
+            for (int64_t i = begin; i < end; i++) place_head(layer, pages, i / heads, slots[i / heads], i % heads);
+    }
+
+    // Those of one KV head, and of the queries that share it.
+    void place_head(const FolioLayer& layer, const Pages& pages, int64_t token, int64_t slot, int64_t head) {
+        int64_t dim = m_.head_dim, half = dim / 2, shared = m_.num_heads / m_.num_kv_heads;
+        float *row = b_.qkv.data() + token * qkv_width_, *key = row + (m_.num_heads + head) * dim;
         const float* angles = b_.angles.data() + token * dim;
-        for (int64_t head = 0; head < m_.num_heads + m_.num_kv_heads; head++) {
-            float* at = row + head * dim;
-            const float* norm = head < m_.num_heads ? layer.q_norm : layer.k_norm;
+        auto turn = [&](float* at, const float* norm) {
             if (norm) rms_norm(at, norm, dim, m_.eps, at);
             rotate(at, angles, angles + half, half);
-        }
-        const float *keys = row + m_.num_heads * dim, *values = keys + m_.num_kv_heads * dim;
-        for (int64_t head = 0; head < m_.num_kv_heads; head++)
-            pages.write(slot, head, keys + head * dim, values + head * dim);
+        };
+        for (int64_t i = head * shared; i < (head + 1) * shared; i++) turn(row + i * dim, layer.q_norm);
+        turn(key, layer.k_norm);
+        pages.write(slot, head, key, key + m_.num_kv_heads * dim);
     }
 
     const FolioModel& m_;
@@ -218,7 +257,7 @@ public:
     int64_t width() const { return width_; }
 
     // All threads of the team, which meet at its end: into y [rows, width].
-    void run(Team& team, float* y) {
+    void run(Team& team, int thread, float* y) {
         int64_t begin, end;
         while (team.take(rows_, 1, begin, end)) activations_.set(begin, x_ + begin * activations_.k);
         team.barrier();
@@ -226,7 +265,7 @@ public:
             by_adapter_.shrink(team, index_, activations_);
             team.barrier();
         }
-        linear(team, weights_, activations_, rows_, y, width_, Into::store, addition_);
+        linear(team, thread, weights_, activations_, rows_, y, width_, Into::store, addition_);
         team.barrier();
     }
 
@@ -332,7 +371,7 @@ int64_t folio_linear(const FolioLinear* linear, const float* x, int64_t rows, fl
     return folio::guarded([&] {
         std::lock_guard<std::mutex> held(folio::call_mutex());
         folio::Product product(*linear, x, rows, deterministic != 0, lora, index);
-        folio::run_team(int(threads), [&](folio::Team& team, int) { product.run(team, y); });
+        folio::run_team(int(threads), [&](folio::Team& team, int thread) { product.run(team, thread, y); });
     });
 }
 
@@ -345,8 +384,8 @@ int64_t folio_likeliest(const FolioLinear* linear, const float* x, int64_t rows,
         auto& scratch = folio::buffers();
         folio::grow(scratch.products, rows * product.width());
         folio::grow(scratch.tops, rows * folio::pieces(product.width()));
-        folio::run_team(int(threads), [&](folio::Team& team, int) {
-            product.run(team, scratch.products.data());
+        folio::run_team(int(threads), [&](folio::Team& team, int thread) {
+            product.run(team, thread, scratch.products.data());
             folio::likeliest(team, scratch.products.data(), rows, product.width(), scratch.tops.data(), best, index);
         });
         if (scratch.products.size() > folio::MOST_KEPT) std::vector<float>().swap(scratch.products);

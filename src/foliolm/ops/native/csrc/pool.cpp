@@ -95,7 +95,7 @@ Pool& pool() {
 
 }  // namespace
 
-void Team::barrier() {
+void Team::barrier(Lines* coming) {
     if (size_ == 1) {
         next_.store(0, std::memory_order_relaxed);
         return;
@@ -108,6 +108,7 @@ void Team::barrier() {
         round_.notify_all();
         return;
     }
+    while (coming && coming->left() && round_.load(std::memory_order_acquire) == round) coming->fetch();
     wait_for_change(round_, round, SPINS);
 }
 

@@ -11,14 +11,32 @@
 
 namespace folio {
 
+// Memory that a thread will read, asked for while it has nothing else to do. Two stretches, in turn.
+class Lines {
+public:
+    void add(const uint8_t* data, int64_t bytes) {
+        if (count_ < 2) at_[count_] = data, end_[count_++] = data + bytes;
+    }
+    bool left() const { return at_[0] < end_[0] || at_[1] < end_[1]; }
+    void fetch(int lines = 1) {
+        for (; lines > 0; lines--)
+            for (int i = 0; i < 2; i++)
+                if (at_[i] < end_[i]) __builtin_prefetch(at_[i]), at_[i] += 64;
+    }
+
+private:
+    const uint8_t *at_[2] = {}, *end_[2] = {};
+    int count_ = 0;
+};
+
 // What the threads of one parallel call share: their barrier, and the work that is handed out.
 class Team {
 public:
     explicit Team(int size) : size_(size) {}
     int size() const { return size_; }
 
-    // All threads arrive before any goes on; work is handed out anew from 0.
-    void barrier();
+    // All threads arrive before any goes on; work is handed out anew from 0. Who waits fetches `coming`.
+    void barrier(Lines* coming = nullptr);
 
     // The next `chunk` units of `total`: their first in `begin`, one past their last in `end`; false when none is left, or
     // at most `left` are.

@@ -1,0 +1,44 @@
+// Products of a few rows with a panel of packed weights: what a thread does at once.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "abi.h"
+#include "activations.h"
+#include "simd.h"
+
+namespace folio {
+
+// As many rows a tile as accumulators fit in registers; with 4-bit weights as they are stored, those of several sums.
+#if defined(FOLIO_AVX512)
+constexpr int ROWS = 12, ROWS4 = 8;
+#else
+constexpr int ROWS = 6, ROWS4 = 4;
+#endif
+
+// Whether rows of float products are summed in one order, however many there are. Set before a call's threads start.
+extern bool one_order;
+
+inline bool has_nibbles(const FolioWeight& weight) { return weight.format == FOLIO_Q4_0 || weight.format == FOLIO_Q4_1; }
+inline int64_t panels(const FolioWeight& weight) { return (weight.n + PANEL - 1) / PANEL; }
+const uint8_t* panel_data(const FolioWeight& weight, int64_t panel);
+
+// Rows `first … first + rows` of x times a panel as it is stored, into out [rows][PANEL]; at most ROWS (4-bit weights: ROWS4).
+void multiply_stored(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, float* out);
+
+// A panel of 4-bit weights as bytes, 4 weights of an output side by side: for more than a few rows that costs less than to
+// take them apart for each few.
+void expand(const FolioWeight& weight, int64_t panel, std::vector<uint8_t>& bytes);
+// The same product with such a panel. `ahead`: the weights of the next one are asked for meanwhile.
+void multiply_expanded(const FolioWeight& weight, int64_t panel, const uint8_t* bytes, const Activations& x, int64_t first,
+                       int64_t rows, bool ahead, float* out);
+
+// out[r][0..16) (+)= Σ_k x[r][k] · w[k][0..16), rows r of `x` and `out` strided.
+void small_product(const float* x, int64_t ldx, const float* w, int64_t ldw, int64_t k, int64_t rows, float* out,
+                   int64_t ldo, bool accumulate);
+// The same with bfloat16 weights.
+void small_product(const float* x, int64_t ldx, const uint16_t* w, int64_t ldw, int64_t k, int64_t rows, float* out,
+                   int64_t ldo, bool accumulate);
+
+}  // namespace folio
