@@ -322,6 +322,51 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
     expect(all / double(out.size()) < (rounded ? 0.01 : 1e-5), "attention on average", all / double(out.size()));
 }
 
+// Rows that share blocks read them together; nobody's result may differ by a bit from what it is with copies of its own.
+static void check_shared(int64_t format, int64_t p, int64_t window, int64_t rows, bool shares, int threads) {
+    const int64_t heads = 9, kv_heads = 3, dim = 64, width = 1100 / p, common = 520 / p;
+    std::vector<int32_t> starts{0}, used, table(size_t(rows * width)), copies(table.size());
+    for (int64_t r = 0; r < rows; r++) starts.push_back(int32_t(r + 1)), used.push_back(int32_t(r % 4 == 3 ? 40 + r : 530 + 60 * (r % 7)));
+    int32_t last = 0;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < width; i++) {
+            size_t at = size_t(r * width + i);
+            copies[at] = ++last;
+            // Every fifth row shares less than the others: its second split is another.
+            table[at] = r && i < (r % 5 == 4 ? 300 / p : common) ? table[size_t(i)] : copies[at];
+        }
+    Pages pages{nullptr, nullptr, p, kv_heads, dim, format};
+    size_t block_bytes = size_t(p * kv_heads * pages.row_bytes());
+    std::vector<uint8_t> keys((size_t(last) + 1) * block_bytes), values(keys.size());
+    pages.keys = keys.data(), pages.values = values.data();
+    std::vector<float> key(static_cast<size_t>(dim)), value(key.size()), q(static_cast<size_t>(rows * heads * dim));
+    for (int64_t slot = 0; slot < (last + 1) * p; slot++)
+        for (int64_t head = 0; head < kv_heads; head++) {
+            for (auto* each : {&key, &value})
+                for (auto& x : *each) x = normal();
+            pages.write(slot, head, key.data(), value.data());
+        }
+    for (size_t at = 0; at < table.size(); at++)
+        for (auto* pool : {&keys, &values})
+            std::copy_n(pool->data() + size_t(table[at]) * block_bytes, block_bytes, pool->data() + size_t(copies[at]) * block_bytes);
+    for (auto& x : q) x = normal();
+    auto run = [&](const std::vector<int32_t>& blocks, int64_t& items) {
+        FolioGroup group{blocks.data(), width, nullptr, window};
+        FolioStep step{};
+        step.num_tokens = rows, step.num_rows = rows, step.starts = starts.data(), step.used = used.data();
+        step.block_size = p, step.kv_format = format, step.threads = threads, step.groups = &group;
+        AttentionPlan plan;
+        plan.make(step, group, heads, kv_heads, dim);
+        items = plan.num_items();
+        std::vector<float> out(q.size());
+        run_team(threads, [&](Team& team, int thread) { plan.run(team, thread, pages, q.data(), heads * dim, out.data()); });
+        return out;
+    };
+    int64_t together, apart;
+    expect(run(table, together) == run(copies, apart), "shared blocks", 0);
+    expect((together < apart) == shares, "items of shared blocks", double(together));
+}
+
 int main() {
     for (int threads : {1, 2, 3})
         for (int64_t format = 0; format < FOLIO_FORMATS; format++)
@@ -349,6 +394,12 @@ int main() {
         check_attention(format, 6, 3, 32, 48, 50, 2);
         check_attention(format, 14, 2, 16, 12, 0, 2);
         check_attention(format, 2, 2, 6, 32, 0, 1);
+    }
+    for (int threads : {1, 2}) {
+        check_shared(FOLIO_KV_I8, 16, 0, 6, true, threads);
+        check_shared(FOLIO_KV_I8, 4, 0, 50, true, threads);
+        check_shared(FOLIO_KV_I8, 16, 300, 6, false, threads);
+        check_shared(FOLIO_KV_F32, 16, 0, 6, false, threads);
     }
     std::printf(failures ? "%d failed\n" : "all checks hold\n", failures);
     return failures ? 1 : 0;

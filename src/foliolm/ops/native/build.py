@@ -49,8 +49,8 @@ def cache_folder() -> Path:
     return (Path(home).expanduser() if home else Path.home() / ".cache" / "foliolm") / "native"
 
 
-def built_library(target: Target, extra_flags: tuple[str, ...] = ()) -> Path:
-    """The library of a target, compiled now unless it is there already.
+def built_library(target: Target, extra_flags: tuple[str, ...] = (), sources: Path = SOURCES) -> Path:
+    """The library of a target, compiled from a folder of sources now unless it is there already.
 
     Processes that compile at once do not disturb each other: each moves a finished file into its place.
 
@@ -59,25 +59,25 @@ def built_library(target: Target, extra_flags: tuple[str, ...] = ()) -> Path:
     """
     compiler = find_compiler()
     command = (compiler, *COMMON_FLAGS, *target.flags, *extra_flags)
-    path = cache_folder() / f"foliolm-{target.name}-{_digest(command)}.so"
+    path = cache_folder() / f"foliolm-{target.name}-{_digest(command, sources)}.so"
     if path.exists():
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as folder:
-            _compile(command, Path(folder))
+            _compile(command, sources, Path(folder))
             os.replace(Path(folder) / "library.so", path)
     except OSError as error:
         raise BuildError(f"{error.filename or path.parent}: {error.strerror}") from None
     return path
 
 
-def _compile(command: tuple[str, ...], folder: Path) -> None:
+def _compile(command: tuple[str, ...], sources: Path, folder: Path) -> None:
     """Sources side by side into objects, those into ``folder/library.so``."""
-    sources = sorted(SOURCES.glob("*.cpp"))
-    objects = [folder / f"{source.stem}.o" for source in sources]
+    files = sorted(sources.glob("*.cpp"))
+    objects = [folder / f"{file.stem}.o" for file in files]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
-        jobs = [(*command, "-c", str(source), "-o", str(made)) for source, made in zip(sources, objects, strict=True)]
+        jobs = [(*command, "-c", str(file), "-o", str(made)) for file, made in zip(files, objects, strict=True)]
         list(workers.map(_run, jobs))
     _run((*command, "-shared", *map(str, objects), "-o", str(folder / "library.so")))
 
@@ -97,11 +97,11 @@ def _run(command: tuple[str, ...]) -> None:
         raise BuildError(f"{command[0]} failed: {lines[0] if lines else f'exit code {done.returncode}'}")
 
 
-def _digest(command: tuple[str, ...]) -> str:
+def _digest(command: tuple[str, ...], sources: Path) -> str:
     """Of everything that decides what the library does."""
     hashed = hashlib.sha256("\0".join(command).encode())
     compiler = Path(command[0]).resolve()
     hashed.update(f"{compiler}:{compiler.stat().st_size}:{compiler.stat().st_mtime_ns}".encode())
-    for source in sorted(SOURCES.iterdir()):
-        hashed.update(source.name.encode() + b"\0" + source.read_bytes())
+    for file in sorted(sources.iterdir()):
+        hashed.update(file.name.encode() + b"\0" + file.read_bytes())
     return hashed.hexdigest()[:16]

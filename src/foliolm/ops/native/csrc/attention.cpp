@@ -205,66 +205,6 @@ void copy_rows(const uint8_t* const* rows, int64_t count, int64_t dim, int64_t p
 
 }  // namespace
 
-void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim) {
-    step_ = &step, group_ = &group, turned_ = step.kv_format == FOLIO_KV_I8;
-    heads_ = heads, kv_heads_ = kv_heads, dim_ = dim, shared_ = heads / kv_heads;
-    padded_ = (dim + PANEL - 1) / PANEL * PANEL;
-    items_.clear(), merges_.clear();
-    int64_t parts = 0, run = Pages{nullptr, nullptr, step.block_size, kv_heads, dim, step.kv_format}.run();
-    int64_t queries = std::max<int64_t>(1, TILE / shared_);
-    // Heads lie side by side in memory: a thread that takes all of a token's reads it once, in order. Where there is less
-    // to hand out than that, heads are work items of their own. A head's result is the same either way.
-    int64_t singles = 0;
-    for (int64_t row = 0; row < step.num_rows; row++)
-        if (step.starts[row + 1] - step.starts[row] == 1) singles += (step.used[row] + SPLIT - 1) / SPLIT;
-    int64_t together = singles >= 2 * step.threads ? kv_heads : 1;
-    for (int64_t row = 0; row < step.num_rows; row++) {
-        int64_t count = step.starts[row + 1] - step.starts[row], context = step.used[row] - count;
-        auto lowest = [&](int64_t query) {
-            int64_t low = group.window ? std::max<int64_t>(0, context + query + 1 - group.window) : int64_t(0);
-            // Whatever the queries, sums begin at whole units where they shall be the same; else where bytes lie together.
-            return step.deterministic ? low / UNIT * UNIT : low / run * run;
-        };
-        if (count == 1 && !step.deterministic) {
-            int64_t low = lowest(0), length = step.used[row] - low;
-            int64_t splits = (length + SPLIT - 1) / SPLIT;
-            for (int64_t head = 0; head < kv_heads; head += together) {
-                int64_t first_part = splits > 1 ? parts : -1;
-                for (int64_t h = head; h < head + together && splits > 1; h++, parts += splits)
-                    merges_.push_back({int32_t(step.starts[row]), int32_t(h), int32_t(parts), int32_t(splits)});
-                for (int64_t i = 0; i < splits; i++)
-                    items_.push_back({int32_t(row), int32_t(head), int32_t(together), 0, 1, int32_t(low + i * SPLIT),
-                                      int32_t(std::min(low + (i + 1) * SPLIT, step.used[row] + int64_t(0))),
-                                      splits > 1 ? int32_t(first_part + i) : -1, int32_t(splits)});
-            }
-            continue;
-        }
-        for (int64_t first = 0; first < count; first += queries) {
-            int64_t here = std::min(queries, count - first);
-            for (int64_t head = 0; head < kv_heads; head++)
-                items_.push_back({int32_t(row), int32_t(head), 1, int32_t(first), int32_t(here),
-                                  int32_t(lowest(first)), int32_t(context + first + here), -1, 0});
-        }
-    }
-    // The longest first: what is left at the end is then small.
-    auto cost = [this](const Item& item) {
-        return int64_t(item.count == 1 ? 2 * item.heads : item.count) * (item.end - item.begin);
-    };
-    std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
-    if (int64_t size = parts * shared_ * (padded_ + 2); int64_t(partial_.size()) < size) partial_.resize(size_t(size));
-    if (int64_t(scratch_.size()) < step.threads) scratch_.resize(size_t(step.threads));
-    for (auto& s : scratch_) {
-        int64_t rows = std::max(TILE, heads);
-        auto grow = [](std::vector<float>& v, int64_t size) {
-            if (int64_t(v.size()) < size) v.resize(size_t(size));
-        };
-        grow(s.q, rows * dim), grow(s.keys, 2 * UNIT * padded_), grow(s.values, UNIT * padded_);
-        grow(s.scores, rows * UNIT), grow(s.out, rows * padded_), grow(s.top, rows), grow(s.sum, rows);
-        if (int64_t(s.q_bytes.size()) < rows * dim) s.q_bytes.resize(size_t(rows * dim));
-        s.unit.grow(dim);
-    }
-}
-
 // The unit of an item's keys and values that begins at position `begin`, its heads' side by side.
 void AttentionPlan::gather(const Item& item, const Pages& pages, int64_t begin, Runs& runs) const {
     const int32_t* table = group_->table + item.row * group_->width;
@@ -350,9 +290,15 @@ void AttentionPlan::take_query(const float* from, float factor, float* to) const
     for (int64_t i = 0; i < dim_; i++) to[i] *= factor;
 }
 
+// Rows of queries with one KV head of an item.
+int64_t AttentionPlan::rows_of(const Item& item) const { return (item.members ? item.members : item.count) * shared_; }
+
 // Sums of no keys yet, for each of an item's rows: head by head, token by token, then the queries that share a KV head.
 void AttentionPlan::begin_item(const Item& item, Scratch& s) const {
-    int64_t rows = item.heads * item.count * shared_;
+    int64_t rows = item.heads * rows_of(item);
+    s.members.clear();
+    for (int32_t at = item.member; item.members && at >= 0; at = members_[size_t(at)].next)
+        s.members.push_back(&members_[size_t(at)]);
     std::fill_n(s.top.begin(), rows, NOTHING);
     std::fill_n(s.sum.begin(), rows, 0.0f);
     std::fill_n(s.out.begin(), rows * padded_, 0.0f);
@@ -360,18 +306,20 @@ void AttentionPlan::begin_item(const Item& item, Scratch& s) const {
 
 // A finished item's results, or a split's for the merge.
 void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
-    int64_t token = step_->starts[item.row] + item.first, each = item.count * shared_;
+    int64_t token = step_->starts[item.row] + item.first, each = rows_of(item);
     for (int64_t r = 0; r < item.heads * each; r++) {
         const float* from = s.out.data() + r * padded_;
         float top = s.top[size_t(r)], sum = s.sum[size_t(r)];
         int64_t head = r / each, query = r % each / shared_, own = r % shared_;
-        if (item.part >= 0) {
-            float* to = partial_.data() + ((item.part + head * item.splits) * shared_ + own) * (padded_ + 2);
+        const Member* member = item.members ? s.members[size_t(query)] : nullptr;
+        if (member && member->part >= 0) {
+            float* to = partial_.data() + ((member->part + head * member->splits) * shared_ + own) * (padded_ + 2);
             std::memcpy(to, from, size_t(dim_) * 4);
             to[padded_] = top, to[padded_ + 1] = sum;
             continue;
         }
-        float* to = out + ((token + query) * heads_ + (item.head + head) * shared_ + own) * dim_;
+        int64_t at = member ? member->token : token + query;
+        float* to = out + (at * heads_ + (item.head + head) * shared_ + own) * dim_;
         float inverse = 1.0f / sum;
         for (int64_t i = 0; i < dim_; i++) to[i] = from[i] * inverse;
         if (turned_) hadamard(to, dim_, to);
@@ -381,16 +329,17 @@ void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
 // Keys and values in 8 bits, whatever the item. While a unit is computed, the next one's are on their way: the item's own, or
 // the first of the item that this thread does next.
 void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
-    int64_t first = step_->starts[item.row] + item.first, each = item.count * shared_;
+    int64_t first = step_->starts[item.row] + item.first, each = rows_of(item);
     int64_t context = step_->used[item.row] - (step_->starts[item.row + 1] - step_->starts[item.row]) + item.first;
     float factor = 1.44269504f / std::sqrt(float(dim_));  // log2(e): scores are powers of two
+    begin_item(item, s);
     for (int64_t r = 0; r < item.heads * each; r++) {
         int64_t head = item.head + r / each, query = r % each / shared_;
-        const float* from = q + (first + query) * ldq + (head * shared_ + r % shared_) * dim_;
+        int64_t token = item.members ? s.members[size_t(query)]->token : first + query;
+        const float* from = q + token * ldq + (head * shared_ + r % shared_) * dim_;
         take_query(from, factor, s.keys.data());
         s.q[size_t(r)] = query_bytes(s.keys.data(), dim_, s.q_bytes.data() + r * dim_);
     }
-    begin_item(item, s);
     Runs runs[2];
     int64_t head_bytes = pages.run_bytes();
     int at = 0;
@@ -411,7 +360,7 @@ void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& 
             for (int64_t r = 0; r < each; r += BYTE_ROWS) {
                 int64_t hidden[BYTE_ROWS], seen[BYTE_ROWS], some = std::min<int64_t>(BYTE_ROWS, each - r);
                 for (int64_t i = 0; i < some; i++) {
-                    int64_t end = context + (r + i) / shared_ + 1 - begin;
+                    int64_t query = item.members ? 0 : (r + i) / shared_, end = context + query + 1 - begin;
                     seen[i] = std::clamp<int64_t>(end, 0, now.tokens);
                     hidden[i] = group_->window ? std::clamp<int64_t>(end - group_->window, 0, seen[i]) : 0;
                 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "abi.h"
@@ -22,6 +23,9 @@ public:
     // All threads: q [tokens][ldq] (heads side by side, already rotated) to out [tokens, heads · dim]. Ends with a barrier.
     void run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming = nullptr);
 
+    // Pieces that the work is handed out in.
+    int64_t num_items() const { return int64_t(items_.size()); }
+
 private:
     bool has_bytes(const Pages& pages) const { return pages.format == FOLIO_KV_I8 && has_byte_panels(dim_); }
 
@@ -29,13 +33,19 @@ private:
         int32_t row, head, heads;    // KV heads head … head + heads
         int32_t first, count;        // queries first … first + count of the row
         int32_t begin, end;          // keys
-        int32_t part, splits;        // the first head's place among split results, or −1, and how far the next one's is
+        int32_t member, members;     // of a single query: the rows that share these keys, a list in members_
+    };
+    // A row with a single query that meets an item's keys.
+    struct Member {
+        int32_t token, next;
+        int32_t part, splits;  // the first head's place among split results, or −1, and how far the next one's is
     };
     struct Merge {
         int32_t token, head, part, parts;
     };
     struct Scratch {
         std::vector<float> q, keys, values, scores, out, top, sum;
+        std::vector<const Member*> members;
         std::vector<uint8_t> q_bytes;  // with q as the factors, where keys and values are bytes
         ByteUnit unit;
     };
@@ -48,6 +58,9 @@ private:
     void single_unit(const Pages& pages, const uint8_t* const* keys, const uint8_t* const* values, int64_t count,
                      int64_t first, Scratch& s) const;
     void take_query(const float* from, float factor, float* to) const;
+    void add_single(Item item, Member member);
+    bool same_blocks(const Item& a, const Item& b) const;
+    int64_t rows_of(const Item& item) const;
     void begin_item(const Item& item, Scratch& s) const;
     void end_item(const Item& item, float* out, const Scratch& s);
 
@@ -56,6 +69,8 @@ private:
     int64_t heads_ = 0, kv_heads_ = 0, dim_ = 0, shared_ = 0, padded_ = 0;
     bool turned_ = false;
     std::vector<Item> items_;
+    std::vector<Member> members_;
+    std::unordered_multimap<int32_t, int32_t> by_block_;  // items of single queries by their first block
     std::vector<Merge> merges_;
     std::vector<float> partial_;  // a split's results: [shared][padded + 2] each
     std::vector<Scratch> scratch_;
