@@ -13,8 +13,10 @@ namespace {
 // waits longer shares the core with the one it waits for: the HTTP process, or a thread of this very team.
 constexpr int SPINS = 600;
 constexpr int YIELDS = 40;
-// Between two calls the engine plans; a worker that slept through it would be late by a wake-up.
-constexpr int IDLE_SPINS = 3000;
+// Between two calls the engine plans, for about half a millisecond; a worker that slept through it would be late by a
+// wake-up. It offers its core to others all the while.
+constexpr int IDLE_SPINS = 600;
+constexpr int IDLE_YIELDS = 2000;
 
 inline void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -25,12 +27,12 @@ inline void pause_core() {
 }
 
 // Until `value` differs from `old`.
-void wait_for_change(std::atomic<uint32_t>& value, uint32_t old, int spins) {
+void wait_for_change(std::atomic<uint32_t>& value, uint32_t old, int spins, int yields = YIELDS) {
     for (int i = 0; i < spins; i++) {
         if (value.load(std::memory_order_acquire) != old) return;
         pause_core();
     }
-    for (int i = 0; i < YIELDS; i++) {
+    for (int i = 0; i < yields; i++) {
         if (value.load(std::memory_order_acquire) != old) return;
         sched_yield();
     }
@@ -72,7 +74,7 @@ private:
 
     void serve(int thread, uint32_t seen) {
         for (;;) {
-            wait_for_change(epoch_, seen, IDLE_SPINS);
+            wait_for_change(epoch_, seen, IDLE_SPINS, IDLE_YIELDS);
             seen = epoch_.load(std::memory_order_acquire);
             if (stopping_.load(std::memory_order_relaxed)) return;
             (*work_)(*team_, thread);
