@@ -53,6 +53,9 @@ void floats(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k, flo
         for (auto& each : more) clear(each);
         int64_t i = 0;
         for (; i + 4 <= k; i += 4) {
+            const W* ahead = w + i * ldw + AHEAD / int64_t(sizeof(W));
+            for (int64_t line = 0; line < 4 * PANEL * int64_t(sizeof(W)) / 64; line++)
+                __builtin_prefetch(ahead + line * 64 / int64_t(sizeof(W)));
             FOLIO_UNROLL
             for (int v = 0; v < NV; v++) {
                 acc.v[0][v] = vfma(vset(x[i]), load(w + i * ldw + v * LANES), acc.v[0][v]);
