@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <functional>
 #include <random>
 #include <vector>
@@ -256,6 +257,12 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
                 for (auto& x : *each) x = normal();
             pages.write(slot, head, key.data(), value.data());
         }
+    // What lies behind a row's last token is left of others; nobody may take it in.
+    std::vector<float> nothing(static_cast<size_t>(dim), std::numeric_limits<float>::quiet_NaN());
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t t = used[r]; t < used[r] + 2 * p && t < width * p; t++)
+            for (int64_t head = 0; head < kv_heads; head++)
+                pages.write(table[size_t(r * width + t / p)] * p + t % p, head, nothing.data(), nothing.data());
     int64_t tokens = starts.back();
     std::vector<float> q(static_cast<size_t>(tokens * heads * dim)), out(q.size());
     for (auto& value : q) value = normal();
