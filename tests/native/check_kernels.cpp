@@ -238,6 +238,22 @@ static void check_lora(int64_t format, int64_t stored, int64_t n, int64_t k, int
     expect(worst / top < 1e-5, "lora", worst / top);
 }
 
+// What a step's attention gives, and the pieces that it was handed out in.
+static std::vector<float> attend(const Pages& pages, const std::vector<int32_t>& table, int64_t width, int64_t window,
+                                 const std::vector<int32_t>& starts, const std::vector<int32_t>& used, int64_t heads,
+                                 const std::vector<float>& q, int threads, int64_t& items) {
+    FolioGroup group{table.data(), width, nullptr, window};
+    FolioStep step{};
+    step.num_tokens = starts.back(), step.num_rows = int64_t(used.size()), step.starts = starts.data(), step.used = used.data();
+    step.block_size = pages.block_size, step.kv_format = pages.format, step.threads = threads, step.groups = &group;
+    AttentionPlan plan;
+    plan.make(step, group, heads, pages.kv_heads, pages.head_dim);
+    items = plan.num_items();
+    std::vector<float> out(q.size());
+    run_team(threads, [&](Team& team, int thread) { plan.run(team, thread, pages, q.data(), heads * pages.head_dim, out.data()); });
+    return out;
+}
+
 static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int64_t dim, int64_t p, int64_t window, int threads) {
     const int64_t rows = 4, news[rows] = {1, 1, 5, 70}, used[rows] = {3, 1100, 9, 75};
     int64_t width = (1100 + p - 1) / p, num_blocks = rows * width + 1;
@@ -264,15 +280,10 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
             for (int64_t head = 0; head < kv_heads; head++)
                 pages.write(table[size_t(r * width + t / p)] * p + t % p, head, nothing.data(), nothing.data());
     int64_t tokens = starts.back();
-    std::vector<float> q(static_cast<size_t>(tokens * heads * dim)), out(q.size());
+    std::vector<float> q(static_cast<size_t>(tokens * heads * dim));
     for (auto& value : q) value = normal();
-    FolioGroup group{table.data(), width, nullptr, window};
-    FolioStep step{};
-    step.num_tokens = tokens, step.num_rows = rows, step.starts = starts.data(), step.used = lengths.data();
-    step.block_size = p, step.kv_format = format, step.threads = threads, step.groups = &group;
-    AttentionPlan plan;
-    plan.make(step, group, heads, kv_heads, dim);
-    run_team(threads, [&](Team& team, int thread) { plan.run(team, thread, pages, q.data(), heads * dim, out.data()); });
+    int64_t items;
+    auto out = attend(pages, table, width, window, starts, lengths, heads, q, threads, items);
 
     // What is stored, turned back where it is in bytes: [slots, kv_heads, dim].
     auto read_all = [&](const std::vector<uint8_t>& pool, bool are_keys) {
@@ -333,7 +344,7 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
 static void check_shared(int64_t format, int64_t p, int64_t window, int64_t rows, bool shares, int threads) {
     const int64_t heads = 9, kv_heads = 3, dim = 64, width = 1100 / p, common = 520 / p;
     std::vector<int32_t> starts{0}, used, table(size_t(rows * width)), copies(table.size());
-    for (int64_t r = 0; r < rows; r++) starts.push_back(int32_t(r + 1)), used.push_back(int32_t(r % 4 == 3 ? 40 + r : 530 + 60 * (r % 7)));
+    for (int64_t r = 0; r < rows; r++) starts.push_back(int32_t(r + 1)), used.push_back(int32_t(window ? 530 + r : r % 4 == 3 ? 40 + r : 530 + 60 * (r % 7)));
     int32_t last = 0;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < width; i++) {
@@ -358,16 +369,7 @@ static void check_shared(int64_t format, int64_t p, int64_t window, int64_t rows
             std::copy_n(pool->data() + size_t(table[at]) * block_bytes, block_bytes, pool->data() + size_t(copies[at]) * block_bytes);
     for (auto& x : q) x = normal();
     auto run = [&](const std::vector<int32_t>& blocks, int64_t& items) {
-        FolioGroup group{blocks.data(), width, nullptr, window};
-        FolioStep step{};
-        step.num_tokens = rows, step.num_rows = rows, step.starts = starts.data(), step.used = used.data();
-        step.block_size = p, step.kv_format = format, step.threads = threads, step.groups = &group;
-        AttentionPlan plan;
-        plan.make(step, group, heads, kv_heads, dim);
-        items = plan.num_items();
-        std::vector<float> out(q.size());
-        run_team(threads, [&](Team& team, int thread) { plan.run(team, thread, pages, q.data(), heads * dim, out.data()); });
-        return out;
+        return attend(pages, blocks, width, window, starts, used, heads, q, threads, items);
     };
     int64_t together, apart;
     expect(run(table, together) == run(copies, apart), "shared blocks", 0);

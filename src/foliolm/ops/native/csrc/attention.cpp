@@ -5,9 +5,9 @@
 #include <cstring>
 #include <limits>
 
-#include "tiles.h"
 #include "rotation.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace folio {
 namespace {

@@ -256,7 +256,7 @@ struct Scratch {
         if (int64_t(ends.size()) < count * groups) ends.resize(size_t(count * groups));
         rows.clear();
         for (int64_t r = 0; r < count; r++)
-            rows.emplace_back(logits + r * width, width, draws[r], tops.data() + r * padded(groups),
+            rows.emplace_back(logits + r * width, width, draws ? draws[r] : Draw{}, tops.data() + r * padded(groups),
                               ends.data() + r * groups);
         // Room for a whole vector behind the last: what is passed over is written first.
         size_t room = size_t(groups * GROUP + GROUP);
@@ -271,8 +271,15 @@ Scratch& scratch() {
     return *the_scratch;
 }
 
-// All threads of the team: see folio_draw.
-void draw(Team& team, Scratch& s, Candidates& candidates, float* best, int64_t* tokens) {
+}  // namespace
+
+void choose_from(const float* logits, int64_t rows, int64_t width, const Draw* draws, int64_t threads) {
+    scratch().make(logits, rows, width, draws, threads);
+}
+
+void choose(Team& team, int thread, float* best, int64_t* tokens) {
+    Scratch& s = scratch();
+    Candidates& candidates = s.candidates[size_t(thread)];
     int64_t count = int64_t(s.rows.size()), begin, end;
     if (count % team.size() == 0 || count >= 4 * team.size()) {
         while (team.take(count, 1, begin, end)) s.rows[size_t(begin)].all(candidates, best[begin], tokens[begin]);
@@ -294,7 +301,6 @@ void draw(Team& team, Scratch& s, Candidates& candidates, float* best, int64_t* 
     while (team.take(count, 1, begin, end)) s.rows[size_t(begin)].finish(candidates, tokens[begin]);
 }
 
-}  // namespace
 }  // namespace folio
 
 #pragma GCC visibility push(default)
@@ -307,11 +313,8 @@ int64_t folio_draw(const float* logits, int64_t rows, int64_t width, const folio
     return folio::guarded([&] {
         if (rows < 1 || width < 1) return;
         std::lock_guard<std::mutex> held(folio::call_mutex());
-        auto& scratch = folio::scratch();
-        scratch.make(logits, rows, width, draws, threads);
-        folio::run_team(int(threads), [&](folio::Team& team, int thread) {
-            folio::draw(team, scratch, scratch.candidates[size_t(thread)], best, tokens);
-        });
+        folio::choose_from(logits, rows, width, draws, threads);
+        folio::run_team(int(threads), [&](folio::Team& team, int thread) { folio::choose(team, thread, best, tokens); });
     });
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "pool.h"
+
 namespace folio {
 
 // How a row's token is chosen: with probabilities softmax(logits / temperature), of which min-p, then top-k, then top-p
@@ -14,5 +16,13 @@ struct Draw {
     double top_p;        // share of what the other cuts left; 1 leaves all
     double uniform;      // in [0, 1): where in the row's weights, walked in the vocabulary's order, the token lies
 };
+
+// Makes ready to choose a token of each row of logits [rows, width], as `draws` [rows] mean it; the likeliest, where that is
+// null. The caller holds call_mutex until `choose` is done; the logits need not be there before.
+void choose_from(const float* logits, int64_t rows, int64_t width, const Draw* draws, int64_t threads);
+
+// All threads of the team, which have met at a barrier since the logits were there: each row's largest logit (NaN, if there
+// is one) in `best`, its token in `tokens`; where the largest is not finite, the least token that has it.
+void choose(Team& team, int thread, float* best, int64_t* tokens);
 
 }  // namespace folio

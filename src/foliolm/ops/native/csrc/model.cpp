@@ -6,6 +6,7 @@
 
 #include "abi.h"
 #include "attention.h"
+#include "draw.h"
 #include "guarded.h"
 #include "linear.h"
 #include "lora.h"
@@ -44,7 +45,7 @@ struct Buffers {
     Activations activations;
     std::vector<AttentionPlan> plans;
     LoraRows tokens, outputs;  // by adapter: the step's tokens, and those that come out of the last layer
-    std::vector<float> products, tops;     // of folio_likeliest
+    std::vector<float> products;           // of folio_likeliest
 
     // What a thread has for itself.
     struct alignas(64) Thread {
@@ -278,51 +279,7 @@ private:
     LoraAddition addition_;
 };
 
-constexpr int64_t PIECE = 4096;             // values of a row that a thread looks through at once
 constexpr size_t MOST_KEPT = size_t(4) << 20;  // floats that stay allocated for the products of the next call
-
-int64_t pieces(int64_t width) { return (width + PIECE - 1) / PIECE; }
-
-// The largest of some values; NaN if one of them is.
-float largest(const float* x, int64_t count) {
-    vf top = vset(-INFINITY), odd = vzero();  // `odd` is no number once a value is not finite
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        vf value = vload(x + i);
-        top = vmax(value, top);
-        odd = vfma(value, vzero(), odd);
-    }
-    float best = vtop(top), sum = vsum(odd);
-    for (; i < count; i++) {
-        best = x[i] > best ? x[i] : best;
-        sum += x[i] * 0.0f;
-    }
-    if (sum != sum)
-        for (i = 0; i < count; i++)
-            if (x[i] != x[i]) return NAN;
-    return best;
-}
-
-// All threads of the team: see folio_likeliest. `tops` [rows, pieces].
-void likeliest(Team& team, const float* y, int64_t rows, int64_t width, float* tops, float* best, int64_t* index) {
-    int64_t each = pieces(width), begin, end;
-    while (team.take(rows * each, 1, begin, end)) {
-        int64_t row = begin / each, from = begin % each * PIECE;
-        tops[begin] = largest(y + row * width + from, std::min(PIECE, width - from));
-    }
-    team.barrier();
-    while (team.take(rows, 1, begin, end)) {
-        const float *x = y + begin * width, *top = tops + begin * each;
-        int64_t piece = 0;
-        for (int64_t i = 1; i < each && top[piece] == top[piece]; i++)
-            if (!(top[i] <= top[piece])) piece = i;
-        int64_t at = piece * PIECE;
-        best[begin] = top[piece];
-        while (at < width && !(x[at] >= top[piece]) && x[at] == x[at]) at++;
-        index[begin] = at;
-    }
-    team.barrier();
-}
 
 }  // namespace
 }  // namespace folio
@@ -383,10 +340,10 @@ int64_t folio_likeliest(const FolioLinear* linear, const float* x, int64_t rows,
         folio::Product product(*linear, x, rows, deterministic != 0, nullptr, 0);
         auto& scratch = folio::buffers();
         folio::grow(scratch.products, rows * product.width());
-        folio::grow(scratch.tops, rows * folio::pieces(product.width()));
+        folio::choose_from(scratch.products.data(), rows, product.width(), nullptr, threads);
         folio::run_team(int(threads), [&](folio::Team& team, int thread) {
             product.run(team, thread, scratch.products.data());
-            folio::likeliest(team, scratch.products.data(), rows, product.width(), scratch.tops.data(), best, index);
+            folio::choose(team, thread, best, index);
         });
         if (scratch.products.size() > folio::MOST_KEPT) std::vector<float>().swap(scratch.products);
     });
