@@ -38,10 +38,12 @@ void Activations::shape(const FolioLinear& linear, int64_t rows, bool floats) {
     auto grow = [](auto& vector, int64_t size) {
         if (int64_t(vector.size()) < size) vector.resize(size_t(size));
     };
+    together = forms.s8 && rows > FEW ? ROWS : 1;
     if (forms.f32) grow(f32, rows * k);
     if (forms.s8) {
-        for (auto* each : {&s8, &rest}) grow(*each, rows * padded);
-        for (auto* each : {&s8_scale, &s8_sum, &rest_scale, &rest_sum}) grow(*each, rows * groups);
+        int64_t whole = (rows + together - 1) / together * together;
+        for (auto* each : {&s8, &rest})
+            grow(each->x, whole * padded), grow(each->scale, whole * groups), grow(each->sum, whole * groups);
         grow(fine, rows * words());
     }
     for (auto [wanted, shorts] : {std::pair{forms.s16, &s16}, {forms.rotated, &rotated}})
@@ -86,53 +88,63 @@ void Activations::set_s16(Shorts& shorts, int64_t row, const float* x) {
     shorts.scale[size_t(row)] = top / float(s16_top);
 }
 
+// A group's whole numbers to their place, and what belongs to them.
+inline void Activations::write_group(Bytes& to, int64_t byte, int64_t at, const vf (&whole)[GROUP / LANES], float scale) const {
+    alignas(64) int8_t side_by_side[GROUP];
+    int8_t *place = to.x.data() + byte, *first = together == 1 ? place : side_by_side;
+    vf sums = vzero();
+    FOLIO_UNROLL
+    for (int i = 0; i < GROUP / LANES; i++) vstore_s8(first + i * LANES, whole[i]), sums = vadd(sums, whole[i]);
+    if (together != 1)
+        FOLIO_UNROLL
+        for (int i = 0; i < GROUP; i += 4) std::memcpy(place + i * ROWS, side_by_side + i, 4);
+    to.scale[size_t(at)] = scale, to.sum[size_t(at)] = scale * vsum(sums);
+}
+
 void Activations::set_s8(int64_t row, const float* x) {
     vf squares = vzero();
-    int64_t i = 0, at = row * groups;
+    int64_t i = 0;
     for (; i + LANES <= k; i += LANES) squares = vfma(vload(x + i), vload(x + i), squares);
     float sum = vsum(squares);
     for (; i < k; i++) sum += x[i] * x[i];
     float limit = OUTLIER * std::sqrt(sum / float(k));
     uint64_t* bits = fine.data() + row * words();
     std::fill_n(bits, words(), uint64_t(0));
+    int64_t byte = first_byte(row), at = first_group(row);
     if (!std::isfinite(limit)) {  // nothing to be made of such a row; nobody shall take it for a result
-        std::fill_n(s8_scale.begin() + at, groups, std::numeric_limits<float>::quiet_NaN());
+        for (int64_t group = 0; group < groups; group++)
+            s8.scale[size_t(at + group * together)] = std::numeric_limits<float>::quiet_NaN();
         return;
     }
     float last[GROUP] = {};
     std::memcpy(last, x + k / GROUP * GROUP, size_t(k % GROUP) * 4);
-    for (int64_t group = 0; group < groups; group++) {
+    for (int64_t group = 0; group < groups; group++, byte += GROUP * together, at += together) {
         const float* from = (group + 1) * GROUP <= k ? x + group * GROUP : last;
-        bits[group / 64] |= uint64_t(set_group(at + group, from, limit)) << (group % 64);
+        bits[group / 64] |= uint64_t(set_group(byte, at, from, limit)) << (group % 64);
     }
 }
 
-// A group in 8 bits, and what they leave of it; the latter's largest is half a step of the former.
-bool Activations::set_group(int64_t at, const float* x, float limit) {
+// A group in 8 bits, and what they leave of it; the latter's largest is half a step of the former. Its bytes begin at `byte`;
+// its scale is at `at`.
+bool Activations::set_group(int64_t byte, int64_t at, const float* x, float limit) {
     vf tops = vzero();
+    FOLIO_UNROLL
     for (int64_t i = 0; i < GROUP; i += LANES) tops = vmax(tops, vabs(vload(x + i)));
     // A group of next to nothing is none: the inverse would overflow.
     float top = vtop(tops), scale = top > 1e-30f ? top / 127.0f : 0.0f;
-    vf sums = vzero(), factor = vset(top > 1e-30f ? 127.0f / top : 0.0f);
-    for (int64_t i = 0; i < GROUP; i += LANES) {
-        vf whole = vround(vmul(vload(x + i), factor));
-        vstore_s8(s8.data() + at * GROUP + i, whole);
-        sums = vadd(sums, whole);
-    }
-    s8_scale[size_t(at)] = scale, s8_sum[size_t(at)] = scale * vsum(sums);
-    bool outlier = top > limit && scale > 0;
-    rest_scale[size_t(at)] = rest_sum[size_t(at)] = 0;
-    if (!outlier) return false;
+    vf factor = vset(top > 1e-30f ? 127.0f / top : 0.0f), whole[GROUP / LANES];
+    FOLIO_UNROLL
+    for (int i = 0; i < GROUP / LANES; i++) whole[i] = vround(vmul(vload(x + i * LANES), factor));
+    write_group(s8, byte, at, whole, scale);
+    rest.scale[size_t(at)] = rest.sum[size_t(at)] = 0;
+    if (top <= limit || scale == 0) return false;
     float small = scale * (0.5f / 127.0f);
     vf finer = vset(1.0f / small);
-    sums = vzero();
-    for (int64_t i = 0; i < GROUP; i += LANES) {
-        vf all = vload(x + i), left = vsub(all, vmul(vround(vmul(all, factor)), vset(scale)));
-        vf whole = vround(vmax(vmin(vmul(left, finer), vset(127.0f)), vset(-127.0f)));
-        vstore_s8(rest.data() + at * GROUP + i, whole);
-        sums = vadd(sums, whole);
+    for (int i = 0; i < GROUP / LANES; i++) {
+        vf left = vsub(vload(x + i * LANES), vmul(whole[i], vset(scale)));
+        whole[i] = vround(vmax(vmin(vmul(left, finer), vset(127.0f)), vset(-127.0f)));
     }
-    rest_scale[size_t(at)] = small, rest_sum[size_t(at)] = small * vsum(sums);
+    write_group(rest, byte, at, whole, small);
     return true;
 }
 

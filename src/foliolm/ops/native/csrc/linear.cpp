@@ -10,10 +10,9 @@
 namespace folio {
 namespace {
 
-// Rows up to which 4-bit weights are multiplied as they are stored.
-constexpr int64_t FEW = 12;
-// Rows that go through panels together: they stay in a core's own cache.
+// Rows that go through panels together: they stay in a core's own cache. Whole tiles.
 constexpr int64_t BLOCK = 240;
+static_assert(BLOCK % ROWS == 0);
 
 // gate = silu(gate + bias) · (up + its bias), rows of a panel; `width` of their columns are outputs.
 void gate(float* gate, float* up, const float* bias, const float* up_bias, int64_t rows, int64_t width) {
@@ -113,7 +112,7 @@ private:
 
     Factor factor(const FolioWeight& weight, int64_t panel, std::vector<uint8_t>& memory) const {
         if (!has_nibbles(weight)) return {&weight, nullptr, ROWS};
-        if (rows_ <= FEW) return {&weight, nullptr, ROWS4};
+        if (x_.together == 1) return {&weight, nullptr, ROWS4};
         expand(weight, panel, memory);
         return {&weight, memory.data(), ROWS};
     }

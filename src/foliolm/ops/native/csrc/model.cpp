@@ -170,8 +170,9 @@ private:
         }
         team.barrier(&own.coming);
         int64_t begin, end;
-        while (team.take(rows.count, rows.count < 64 ? 1 : 8, begin, end))
-            for (int64_t r = begin; r < end; r++) set(r);
+        // Rows that lie together are one thread's: their places share lines of memory.
+        while (team.take((rows.count + to.together - 1) / to.together, rows.count < 64 ? 1 : 2, begin, end))
+            for (int64_t r = begin * to.together; r < std::min(end * to.together, rows.count); r++) set(r);
         team.barrier(&own.coming);
         if (lora.rows) {
             lora.rows->shrink(team, lora.index, to);
@@ -260,7 +261,10 @@ public:
     // All threads of the team, which meet at its end: into y [rows, width].
     void run(Team& team, int thread, float* y) {
         int64_t begin, end;
-        while (team.take(rows_, 1, begin, end)) activations_.set(begin, x_ + begin * activations_.k);
+        int64_t together = activations_.together;
+        while (team.take((rows_ + together - 1) / together, 1, begin, end))
+            for (int64_t r = begin * together; r < std::min(end * together, rows_); r++)
+                activations_.set(r, x_ + r * activations_.k);
         team.barrier();
         if (addition_.rows) {
             by_adapter_.shrink(team, index_, activations_);

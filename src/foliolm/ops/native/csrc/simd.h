@@ -152,6 +152,8 @@ inline vi dot4_sums(vi acc) { return acc; }
 // Sums of products of four unsigned bytes (at most 127) and four signed ones.
 inline vi dot4_bytes(vi acc, vi u, vi s) { return _mm512_dpbusd_epi32(acc, u, s); }
 inline vi itimes64(vi a) { return _mm512_slli_epi32(a, 6); }
+inline vi keep(vi a) { return a; }  // there are registers enough
+inline vf keep(vf a) { return a; }
 inline vi inegate(vi a) { return _mm512_sub_epi32(_mm512_setzero_si512(), a); }
 inline vi ilow4(vi a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
@@ -246,10 +248,14 @@ inline vi ispread4(const void* p) {
 inline vi iwiden8(const int8_t* p) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-// The compiler may not regroup sums: it would hold all products of a tile at once, and spill them.
-inline vi keep(vi acc) {
-    asm("" : "+x"(acc));
-    return acc;
+// The compiler may not regroup sums or move what they are made of: it would hold all products of a tile at once, and spill.
+inline vi keep(vi a) {
+    asm("" : "+x"(a));
+    return a;
+}
+inline vf keep(vf a) {
+    asm("" : "+x"(a));
+    return a;
 }
 inline vi dot2(vi acc, vi w, vi x) { return keep(_mm256_add_epi32(acc, _mm256_madd_epi16(w, x))); }
 inline vf ifloat(vi a) { return _mm256_cvtepi32_ps(a); }
@@ -363,6 +369,8 @@ inline vi dot4(vi acc, vi w, vi x) {
 inline vi dot4_sums(vi acc) { return acc; }
 inline vi dot4_bytes(vi acc, vi u, vi s) { return dot4(acc, u, s); }
 inline vi itimes64(vi a) { return a << 6; }
+inline vi keep(vi a) { return a; }
+inline vf keep(vf a) { return a; }
 inline vi inegate(vi a) { return -a; }
 inline vi ilow4(vi a) { return a & 0x0f0f0f0f; }
 inline vi ihigh4(vi a) { return (a >> 4) & 0x0f0f0f0f; }

@@ -10,13 +10,6 @@
 
 namespace folio {
 
-// As many rows a tile as accumulators fit in registers; with 4-bit weights as they are stored, those of several sums.
-#if defined(FOLIO_AVX512)
-constexpr int ROWS = 12, ROWS4 = 8;
-#else
-constexpr int ROWS = 6, ROWS4 = 4;
-#endif
-
 // Whether rows of float products are summed in one order, however many there are. Set before a call's threads start.
 extern bool one_order;
 
@@ -27,11 +20,12 @@ const uint8_t* panel_data(const FolioWeight& weight, int64_t panel);
 // Rows `first … first + rows` of x times a panel as it is stored, into out [rows][PANEL]; at most ROWS (4-bit weights: ROWS4).
 void multiply_stored(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, float* out);
 
-// A panel of 4-bit weights as bytes, 4 weights of an output side by side: for more than a few rows that costs less than to
-// take them apart for each few.
-void expand(const FolioWeight& weight, int64_t panel, std::vector<uint8_t>& bytes);
-// The same product with such a panel. `ahead`: the weights of the next one are asked for meanwhile.
-void multiply_expanded(const FolioWeight& weight, int64_t panel, const uint8_t* bytes, const Activations& x, int64_t first,
+// A panel of 4-bit weights as tiles multiply it: scales as floats, weights as bytes, 4 of an output side by side. For more
+// than a few rows that costs less than to take them apart for each few.
+void expand(const FolioWeight& weight, int64_t panel, std::vector<uint8_t>& expanded);
+// The same product with such a panel, of rows that lie together; `first` begins a tile. `ahead`: the weights of the next
+// panel are asked for meanwhile.
+void multiply_expanded(const FolioWeight& weight, int64_t panel, const uint8_t* expanded, const Activations& x, int64_t first,
                        int64_t rows, bool ahead, float* out);
 
 // out[r][0..16) (+)= Σ_k x[r][k] · w[k][0..16), rows r of `x` and `out` strided.
