@@ -6,6 +6,7 @@
 
 #include "abi.h"
 #include "activations.h"
+#include "nibbles.h"
 #include "simd.h"
 
 namespace folio {
@@ -13,20 +14,11 @@ namespace folio {
 // Whether rows of float products are summed in one order, however many there are. Set before a call's threads start.
 extern bool one_order;
 
-inline bool has_nibbles(const FolioWeight& weight) { return weight.format == FOLIO_Q4_0 || weight.format == FOLIO_Q4_1; }
 inline int64_t panels(const FolioWeight& weight) { return (weight.n + PANEL - 1) / PANEL; }
 const uint8_t* panel_data(const FolioWeight& weight, int64_t panel);
 
 // Rows `first … first + rows` of x times a panel as it is stored, into out [rows][PANEL]; at most ROWS (4-bit weights: ROWS4).
 void multiply_stored(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, float* out);
-
-// A panel of 4-bit weights as tiles multiply it: scales as floats, weights as bytes, 4 of an output side by side. For more
-// than a few rows that costs less than to take them apart for each few.
-void expand(const FolioWeight& weight, int64_t panel, std::vector<uint8_t>& expanded);
-// The same product with such a panel, of rows that lie together; `first` begins a tile. `ahead`: the weights of the next
-// panel are asked for meanwhile.
-void multiply_expanded(const FolioWeight& weight, int64_t panel, const uint8_t* expanded, const Activations& x, int64_t first,
-                       int64_t rows, bool ahead, float* out);
 
 // out[r][0..16) (+)= Σ_k x[r][k] · w[k][0..16), rows r of `x` and `out` strided.
 void small_product(const float* x, int64_t ldx, const float* w, int64_t ldw, int64_t k, int64_t rows, float* out,
