@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <functional>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -347,7 +347,10 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
 static void check_shared(int64_t format, int64_t p, int64_t window, int64_t rows, bool shares, int threads) {
     const int64_t heads = 9, kv_heads = 3, dim = 64, width = 1100 / p, common = 520 / p;
     std::vector<int32_t> starts{0}, used, table(size_t(rows * width)), copies(table.size());
-    for (int64_t r = 0; r < rows; r++) starts.push_back(int32_t(r + 1)), used.push_back(int32_t(window ? 530 + r : r % 4 == 3 ? 40 + r : 530 + 60 * (r % 7)));
+    for (int64_t r = 0; r < rows; r++) {
+        starts.push_back(int32_t(r + 1));
+        used.push_back(int32_t(window ? 530 + r : r % 4 == 3 ? 40 + r : 530 + 60 * (r % 7)));
+    }
     int32_t last = 0;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < width; i++) {

@@ -71,163 +71,139 @@ template <int R, int TOGETHER>
     }
 }
 
-// Scales and minima of a block of 4-bit weights as they are stored.
-inline vf stored_scale(const uint8_t* w, int v) {
-    return vload_f16(reinterpret_cast<const uint16_t*>(w) + v * LANES);
-}
+// A block of weights as they are stored: scales, minima where the format has them, nibbles. Each row lies by itself.
 template <bool MINIMA>
-inline vf stored_minimum(const uint8_t* w, int v, vf scale) {
-    return MINIMA ? vload_f16(reinterpret_cast<const uint16_t*>(w) + PANEL + v * LANES) : vmul(scale, vset(-8.0f));
-}
+struct Stored {
+    static constexpr int TOGETHER = 0;
+    static constexpr int64_t HEAD = MINIMA ? 64 : 32, SIZE = HEAD + 256;
 
-// A block of 4-bit weights, at `w`, into acc.
-template <int R, bool MINIMA>
-[[gnu::always_inline]] inline void nibble_block(Tile<R>& acc, const GroupRows<0>& x, const uint8_t* w) {
-    constexpr int64_t HEAD = MINIMA ? 64 : 32;
-    vi dots[R][NV];
-    clear(dots);
-    FOLIO_UNROLL
-    for (int t = 0; t < 4; t++)
+    static vf scale(const uint8_t* w, int v) { return vload_f16(reinterpret_cast<const uint16_t*>(w) + v * LANES); }
+    static vf minimum(const uint8_t* w, int v) {
+        return MINIMA ? vload_f16(reinterpret_cast<const uint16_t*>(w) + PANEL + v * LANES) : vmul(scale(w, v), vset(-8.0f));
+    }
+
+    template <int R>
+    [[gnu::always_inline]] static void dots(vi (&dots)[R][NV], const GroupRows<0>& x, const uint8_t* w) {
         FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) {
-            vi all = iload(w + HEAD + t * 64 + v * 4 * LANES), low = ilow4(all), high = ihigh4(all);
+        for (int t = 0; t < 4; t++)
+            FOLIO_UNROLL
+            for (int v = 0; v < NV; v++) {
+                vi all = iload(w + HEAD + t * 64 + v * 4 * LANES), low = ilow4(all), high = ihigh4(all);
+                FOLIO_UNROLL
+                for (int r = 0; r < R; r++) {
+                    dots[r][v] = dot4(dots[r][v], low, ispread4(x.x + x.row(r) + 4 * t));
+                    dots[r][v] = dot4(dots[r][v], high, ispread4(x.x + x.row(r) + 4 * t + 16));
+                }
+            }
+    }
+};
+
+// A block of expanded weights: scales and minima as floats, then a byte a weight. The rows of a tile lie together.
+struct Expanded {
+    static constexpr int TOGETHER = ROWS;
+    static constexpr int64_t HEAD = 2 * 4 * PANEL, SIZE = HEAD + GROUP * PANEL;
+
+    static vf scale(const uint8_t* w, int v) { return vload(reinterpret_cast<const float*>(w) + v * LANES); }
+    static vf minimum(const uint8_t* w, int v) { return vload(reinterpret_cast<const float*>(w) + PANEL + v * LANES); }
+
+    template <int R>
+    [[gnu::always_inline]] static void dots(vi (&dots)[R][NV], const GroupRows<ROWS>& x, const uint8_t* w) {
+        FOLIO_UNROLL
+        for (int t = 0; t < 8; t++) {
+            vi part[NV];
+            FOLIO_UNROLL
+            for (int v = 0; v < NV; v++) part[v] = iload(w + HEAD + (t * NV + v) * 4 * LANES);
             FOLIO_UNROLL
             for (int r = 0; r < R; r++) {
-                dots[r][v] = dot4(dots[r][v], low, ispread4(x.x + x.row(r) + 4 * t));
-                dots[r][v] = dot4(dots[r][v], high, ispread4(x.x + x.row(r) + 4 * t + 16));
+                vi four = ispread4(x.x + 4 * ROWS * t + x.row(r));
+                FOLIO_UNROLL
+                for (int v = 0; v < NV; v++) dots[r][v] = dot4(dots[r][v], part[v], four);
             }
         }
+    }
+};
+
+template <class Block, int R>
+[[gnu::always_inline]] inline void add_block(Tile<R>& acc, const GroupRows<Block::TOGETHER>& x, const uint8_t* w) {
+    vi dots[R][NV];
+    clear(dots);
+    Block::dots(dots, x, w);
     vf scale[NV], minimum[NV];
     FOLIO_UNROLL
-    for (int v = 0; v < NV; v++) scale[v] = stored_scale(w, v), minimum[v] = stored_minimum<MINIMA>(w, v, scale[v]);
+    for (int v = 0; v < NV; v++) scale[v] = Block::scale(w, v), minimum[v] = Block::minimum(w, v);
     add_scaled(acc, dots, scale, minimum, x);
 }
 
 // What 8 bits leave, added: few groups need it. By value, or all sums would have to lie in memory all the time.
-template <int R, bool MINIMA>
-[[gnu::noinline]] Tile<R> with_rest_stored(Tile<R> acc, const Activations& all, int64_t first, int64_t block, const uint8_t* w) {
-    auto x = rows_from<0>(all, all.rest, first);
-    x.skip(block);
-    nibble_block<R, MINIMA>(acc, x, w);
-    return acc;
-}
-
-// 4-bit weights in blocks of 32, as they are stored.
-template <int R, bool MINIMA>
-void nibbles(const Activations& all, int64_t first, const uint8_t* w, float* out) {
-    auto x = rows_from<0>(all, all.s8, first);
-    const uint64_t* fine = all.fine.data() + first * all.words();
-    Tile<R> acc;
-    clear(acc);
-    uint64_t any = 0;
-    int64_t words = all.words();
-    for (int64_t b = 0; b < all.groups; b++, any >>= 1, w += (MINIMA ? 64 : 32) + 256, x.skip(1)) {
-        if (b % 64 == 0) any = any_fine<R>(fine, words, b);
-        for (int line = 0; line < 5; line++) __builtin_prefetch(w + AHEAD + 64 * line);
-        nibble_block<R, MINIMA>(acc, x, w);
-        if (any & 1) acc = with_rest_stored<R, MINIMA>(acc, all, first, b, w);
-    }
-    write(acc, out, PANEL);
-}
-
-// A block of expanded weights: scales and minima as floats, then a byte a weight.
-constexpr int64_t EXPANDED_HEAD = 2 * 4 * PANEL, EXPANDED = EXPANDED_HEAD + GROUP * PANEL;
-
-template <int R>
-[[gnu::always_inline]] inline void expanded_block(Tile<R>& acc, const GroupRows<ROWS>& x, const uint8_t* w) {
-    vi dots[R][NV];
-    clear(dots);
-    FOLIO_UNROLL
-    for (int t = 0; t < 8; t++) {
-        vi part[NV];
-        FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) part[v] = iload(w + EXPANDED_HEAD + (t * NV + v) * 4 * LANES);
-        FOLIO_UNROLL
-        for (int r = 0; r < R; r++) {
-            vi four = ispread4(x.x + 4 * ROWS * t + x.row(r));
-            FOLIO_UNROLL
-            for (int v = 0; v < NV; v++) dots[r][v] = dot4(dots[r][v], part[v], four);
-        }
-    }
-    const float* head = reinterpret_cast<const float*>(w);
-    vf scale[NV], minimum[NV];
-    FOLIO_UNROLL
-    for (int v = 0; v < NV; v++) scale[v] = vload(head + v * LANES), minimum[v] = vload(head + PANEL + v * LANES);
-    add_scaled(acc, dots, scale, minimum, x);
-}
-
-// As `with_rest_stored`.
-template <int R>
+template <class Block, int R>
 [[gnu::noinline]] Tile<R> with_rest(Tile<R> acc, const Activations& all, int64_t first, int64_t block, const uint8_t* w) {
-    auto x = rows_from<ROWS>(all, all.rest, first);
+    auto x = rows_from<Block::TOGETHER>(all, all.rest, first);
     x.skip(block);
-    expanded_block<R>(acc, x, w);
+    add_block<Block>(acc, x, w);
     return acc;
 }
 
-// `nibbles` with the panel's weights expanded: the same sums in the same order. The next panel's, as they are stored, are
-// asked for: `step` bytes a block from `ahead` on.
-template <int R>
-[[gnu::noinline]] void expanded_nibbles(const Activations& all, int64_t first, const uint8_t* w, const uint8_t* ahead,
-                                        int64_t step, float* out) {
-    auto x = rows_from<ROWS>(all, all.s8, first);
-    const uint64_t* fine = all.fine.data() + first * all.words();
+// Rows `first … first + R` times a panel's blocks, at `w`, whatever they lie as: the same sums in the same order. Memory is
+// asked for from `ahead` on, if there is any, `step` bytes a block.
+template <class Block, int R>
+[[gnu::noinline]] void blocks(const Activations& all, int64_t first, const uint8_t* w, const uint8_t* ahead, int64_t step,
+                              float* out) {
+    auto x = rows_from<Block::TOGETHER>(all, all.s8, first);
+    int64_t words = all.words();
+    const uint64_t* fine = all.fine.data() + first * words;
     Tile<R> acc;
     clear(acc);
     uint64_t any = 0;
-    int64_t words = all.words();
-    for (int64_t b = 0; b < all.groups; b++, any >>= 1, w += EXPANDED, x.skip(1)) {
+    for (int64_t b = 0; b < all.groups; b++, any >>= 1, w += Block::SIZE, x.skip(1)) {
         if (b % 64 == 0) any = any_fine<R>(fine, words, b);
         for (int line = 0; line < 5 && ahead; line++) __builtin_prefetch(ahead + b * step + 64 * line);
-        expanded_block<R>(acc, x, w);
-        if (any & 1) acc = with_rest<R>(acc, all, first, b, w);
+        add_block<Block>(acc, x, w);
+        if (any & 1) acc = with_rest<Block>(acc, all, first, b, w);
     }
     write(acc, out, PANEL);
 }
 
-template <int R>
-void nibble_rows(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, float* out) {
-    const uint8_t* w = panel_data(weight, panel);
-    weight.format == FOLIO_Q4_0 ? nibbles<R, false>(x, first, w, out) : nibbles<R, true>(x, first, w, out);
-}
-
-// A panel's blocks as floats of their scales and minima, and bytes.
 template <bool MINIMA>
-void expand_blocks(const uint8_t* w, int64_t blocks, uint8_t* out) {
-    constexpr int64_t HEAD = MINIMA ? 64 : 32;
-    for (int64_t b = 0; b < blocks; b++, w += HEAD + 256, out += EXPANDED) {
+void expand_blocks(const uint8_t* w, int64_t count, uint8_t* out) {
+    using From = Stored<MINIMA>;
+    for (int64_t b = 0; b < count; b++, w += From::SIZE, out += Expanded::SIZE) {
         float* head = reinterpret_cast<float*>(out);
-        for (int v = 0; v < NV; v++) {
-            vf scale = stored_scale(w, v);
-            vstore(head + v * LANES, scale), vstore(head + PANEL + v * LANES, stored_minimum<MINIMA>(w, v, scale));
-        }
+        for (int v = 0; v < NV; v++)
+            vstore(head + v * LANES, From::scale(w, v)), vstore(head + PANEL + v * LANES, From::minimum(w, v));
         for (int t = 0; t < 4; t++)
             for (int v = 0; v < NV; v++) {
-                vi all = iload(w + HEAD + t * 64 + v * 4 * LANES);
-                istore(out + EXPANDED_HEAD + (t * NV + v) * 4 * LANES, ilow4(all));
-                istore(out + EXPANDED_HEAD + ((4 + t) * NV + v) * 4 * LANES, ihigh4(all));
+                vi all = iload(w + From::HEAD + t * 64 + v * 4 * LANES);
+                istore(out + Expanded::HEAD + (t * NV + v) * 4 * LANES, ilow4(all));
+                istore(out + Expanded::HEAD + ((4 + t) * NV + v) * 4 * LANES, ihigh4(all));
             }
     }
+}
+
+int64_t block_size(const FolioWeight& weight) {
+    return weight.format == FOLIO_Q4_0 ? Stored<false>::SIZE : Stored<true>::SIZE;
 }
 
 }  // namespace
 
 void multiply_nibbles(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, float* out) {
-    with_rows<ROWS4>(rows, [&]<int R>() { nibble_rows<R>(weight, panel, x, first, out); });
+    const uint8_t* w = panel_data(weight, panel);
+    with_rows<ROWS4>(rows, [&]<int R>() {
+        auto* product = weight.format == FOLIO_Q4_0 ? blocks<Stored<false>, R> : blocks<Stored<true>, R>;
+        product(x, first, w, w + AHEAD, block_size(weight), out);
+    });
 }
 
 void expand(const FolioWeight& weight, int64_t panel, std::vector<uint8_t>& expanded) {
-    int64_t blocks = (weight.k + GROUP - 1) / GROUP;
-    if (int64_t size = blocks * EXPANDED; int64_t(expanded.size()) < size) expanded.resize(size_t(size));
+    int64_t count = (weight.k + GROUP - 1) / GROUP;
+    if (int64_t size = count * Expanded::SIZE; int64_t(expanded.size()) < size) expanded.resize(size_t(size));
     auto* made = weight.format == FOLIO_Q4_0 ? expand_blocks<false> : expand_blocks<true>;
-    made(panel_data(weight, panel), blocks, expanded.data());
+    made(panel_data(weight, panel), count, expanded.data());
 }
 
 void multiply_expanded(const FolioWeight& weight, int64_t panel, const uint8_t* expanded, const Activations& x, int64_t first,
                        int64_t rows, bool ahead, float* out) {
     const uint8_t* next = ahead ? panel_data(weight, panel + 1) : nullptr;
-    int64_t step = weight.format == FOLIO_Q4_0 ? 32 + 256 : 64 + 256;
-    with_rows<ROWS>(rows, [&]<int R>() { expanded_nibbles<R>(x, first, expanded, next, step, out); });
+    with_rows<ROWS>(rows, [&]<int R>() { blocks<Expanded, R>(x, first, expanded, next, block_size(weight), out); });
 }
 
 }  // namespace folio
