@@ -11,15 +11,18 @@ namespace folio {
 
 constexpr int GROUP = 32;  // weights that share a scale in blocks
 
-// As many rows a tile as accumulators fit in registers; with 4-bit weights as they are stored, those of several sums.
+// As many rows a tile as accumulators fit in registers; of FEW rows or less, which lie each by itself, ROWS4 with 4-bit weights.
 #if defined(FOLIO_AVX512)
-constexpr int ROWS = 12, ROWS4 = 8;
+constexpr int ROWS = 12, ROWS4 = 4;
+constexpr int64_t FEW = 4;
+// Whether 4-bit weights are taken apart once for all rows, where there are more than FEW. With registers for so many rows
+// a tile it costs nothing to do so in each.
+constexpr bool EXPANDS = false;
 #else
 constexpr int ROWS = 6, ROWS4 = 4;
-#endif
-
-// Rows up to which 4-bit weights are multiplied as they are stored.
 constexpr int64_t FEW = 12;
+constexpr bool EXPANDS = true;
+#endif
 
 // Rows of activations in the forms that the weights' formats want.
 struct Forms {

@@ -113,6 +113,7 @@ private:
     Factor factor(const FolioWeight& weight, int64_t panel, std::vector<uint8_t>& memory) const {
         if (!has_nibbles(weight)) return {&weight, nullptr, ROWS};
         if (x_.together == 1) return {&weight, nullptr, ROWS4};
+        if (!EXPANDS) return {&weight, nullptr, ROWS};
         expand(weight, panel, memory);
         return {&weight, memory.data(), ROWS};
     }
@@ -121,7 +122,7 @@ private:
         if (by.expanded)
             multiply_expanded(*by.weight, panel, by.expanded, x_, row, rows, ahead, to);
         else
-            multiply_stored(*by.weight, panel, x_, row, rows, to);
+            multiply_stored(*by.weight, panel, x_, row, rows, ahead, to);
     }
 
     // Sums of some rows (gated: of the gate, and of what it gates) to where they belong, with what adapters add.

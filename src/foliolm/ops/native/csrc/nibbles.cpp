@@ -24,12 +24,14 @@ struct GroupRows {
     const float *scale, *sum;
     int64_t ldx, groups;  // from row to row, where they lie so
 
-    int64_t row(int r) const { return TOGETHER ? 4 * r : r * ldx; }
-    int64_t group(int r) const { return TOGETHER ? r : r * groups; }
+    int64_t row(int64_t r) const { return TOGETHER ? 4 * r : r * ldx; }
+    int64_t group(int64_t r) const { return TOGETHER ? r : r * groups; }
     void skip(int64_t count) {
         constexpr int SIDE = TOGETHER ? TOGETHER : 1;
         x += count * GROUP * SIDE, scale += count * SIDE, sum += count * SIDE;
     }
+    // The rows from the r-th on.
+    GroupRows from(int64_t r) const { return {x + row(r), scale + group(r), sum + group(r), ldx, groups}; }
 };
 
 // Rows `first …`, which begin a tile where they lie together.
@@ -71,10 +73,10 @@ template <int R, int TOGETHER>
     }
 }
 
-// A block of weights as they are stored: scales, minima where the format has them, nibbles. Each row lies by itself.
-template <bool MINIMA>
+// A block of weights as they are stored: scales, minima where the format has them, nibbles.
+template <bool MINIMA, int SIDE_BY_SIDE>
 struct Stored {
-    static constexpr int TOGETHER = 0;
+    static constexpr int TOGETHER = SIDE_BY_SIDE;
     static constexpr int64_t HEAD = MINIMA ? 64 : 32, SIZE = HEAD + 256;
 
     static vf scale(const uint8_t* w, int v) { return vload_f16(reinterpret_cast<const uint16_t*>(w) + v * LANES); }
@@ -83,7 +85,8 @@ struct Stored {
     }
 
     template <int R>
-    [[gnu::always_inline]] static void dots(vi (&dots)[R][NV], const GroupRows<0>& x, const uint8_t* w) {
+    [[gnu::always_inline]] static void dots(vi (&dots)[R][NV], const GroupRows<TOGETHER>& x, const uint8_t* w) {
+        constexpr int SIDE = TOGETHER ? TOGETHER : 1;
         FOLIO_UNROLL
         for (int t = 0; t < 4; t++)
             FOLIO_UNROLL
@@ -91,8 +94,9 @@ struct Stored {
                 vi all = iload(w + HEAD + t * 64 + v * 4 * LANES), low = ilow4(all), high = ihigh4(all);
                 FOLIO_UNROLL
                 for (int r = 0; r < R; r++) {
-                    dots[r][v] = dot4(dots[r][v], low, ispread4(x.x + x.row(r) + 4 * t));
-                    dots[r][v] = dot4(dots[r][v], high, ispread4(x.x + x.row(r) + 4 * t + 16));
+                    const int8_t* four = x.x + x.row(r) + 4 * SIDE * t;
+                    dots[r][v] = dot4(dots[r][v], low, ispread4(four));
+                    dots[r][v] = dot4(dots[r][v], high, ispread4(four + 16 * SIDE));
                 }
             }
     }
@@ -134,12 +138,20 @@ template <class Block, int R>
     add_scaled(acc, dots, scale, minimum, x);
 }
 
-// What 8 bits leave, added: few groups need it. By value, or all sums would have to lie in memory all the time.
+// What 8 bits leave, added to the sums of those rows that have some: few groups do. By value, or all sums would have to lie in
+// memory all the time.
 template <class Block, int R>
 [[gnu::noinline]] Tile<R> with_rest(Tile<R> acc, const Activations& all, int64_t first, int64_t block, const uint8_t* w) {
     auto x = rows_from<Block::TOGETHER>(all, all.rest, first);
     x.skip(block);
-    add_block<Block>(acc, x, w);
+    const uint64_t* fine = all.fine.data() + first * all.words() + block / 64;
+    for (int64_t r = 0; r < R; r++, fine += all.words()) {
+        if (!(*fine >> block % 64 & 1)) continue;
+        Tile<1> one;
+        for (int v = 0; v < NV; v++) one.v[0][v] = acc.v[r][v];
+        add_block<Block>(one, x.from(r), w);
+        for (int v = 0; v < NV; v++) acc.v[r][v] = one.v[0][v];
+    }
     return acc;
 }
 
@@ -165,7 +177,7 @@ template <class Block, int R>
 
 template <bool MINIMA>
 void expand_blocks(const uint8_t* w, int64_t count, uint8_t* out) {
-    using From = Stored<MINIMA>;
+    using From = Stored<MINIMA, 0>;
     for (int64_t b = 0; b < count; b++, w += From::SIZE, out += Expanded::SIZE) {
         float* head = reinterpret_cast<float*>(out);
         for (int v = 0; v < NV; v++)
@@ -180,17 +192,26 @@ void expand_blocks(const uint8_t* w, int64_t count, uint8_t* out) {
 }
 
 int64_t block_size(const FolioWeight& weight) {
-    return weight.format == FOLIO_Q4_0 ? Stored<false>::SIZE : Stored<true>::SIZE;
+    return weight.format == FOLIO_Q4_0 ? Stored<false, 0>::SIZE : Stored<true, 0>::SIZE;
 }
 
 }  // namespace
 
-void multiply_nibbles(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, float* out) {
-    const uint8_t* w = panel_data(weight, panel);
-    with_rows<ROWS4>(rows, [&]<int R>() {
-        auto* product = weight.format == FOLIO_Q4_0 ? blocks<Stored<false>, R> : blocks<Stored<true>, R>;
-        product(x, first, w, w + AHEAD, block_size(weight), out);
-    });
+void multiply_nibbles(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, bool ahead,
+                      float* out) {
+    const uint8_t *w = panel_data(weight, panel), *next = ahead ? panel_data(weight, panel + 1) : nullptr;
+    bool minima = weight.format == FOLIO_Q4_1;
+    if (x.together == 1) {
+        with_rows<ROWS4>(rows, [&]<int R>() {
+            auto* product = minima ? blocks<Stored<true, 0>, R> : blocks<Stored<false, 0>, R>;
+            product(x, first, w, w + AHEAD, block_size(weight), out);
+        });
+    } else if constexpr (!EXPANDS) {
+        with_rows<ROWS>(rows, [&]<int R>() {
+            auto* product = minima ? blocks<Stored<true, ROWS>, R> : blocks<Stored<false, ROWS>, R>;
+            product(x, first, w, next, block_size(weight), out);
+        });
+    }
 }
 
 void expand(const FolioWeight& weight, int64_t panel, std::vector<uint8_t>& expanded) {

@@ -164,9 +164,10 @@ const uint8_t* panel_data(const FolioWeight& weight, int64_t panel) {
     return weight.data + panel * packed_bytes(weight.format, PANEL, weight.k);
 }
 
-void multiply_stored(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, float* out) {
+void multiply_stored(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, bool ahead,
+                     float* out) {
     if (has_nibbles(weight))
-        multiply_nibbles(weight, panel, x, first, rows, out);
+        multiply_nibbles(weight, panel, x, first, rows, ahead, out);
     else
         with_rows<ROWS>(rows, [&]<int R>() { panel_rows<R>(weight, panel, x, first, out); });
 }

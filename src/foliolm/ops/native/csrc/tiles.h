@@ -17,8 +17,10 @@ extern bool one_order;
 inline int64_t panels(const FolioWeight& weight) { return (weight.n + PANEL - 1) / PANEL; }
 const uint8_t* panel_data(const FolioWeight& weight, int64_t panel);
 
-// Rows `first … first + rows` of x times a panel as it is stored, into out [rows][PANEL]; at most ROWS (4-bit weights: ROWS4).
-void multiply_stored(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, float* out);
+// Rows `first … first + rows` of x times a panel as it is stored, into out [rows][PANEL]; at most ROWS (4-bit weights: see
+// nibbles.h, also for `ahead`).
+void multiply_stored(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, bool ahead,
+                     float* out);
 
 // out[r][0..16) (+)= Σ_k x[r][k] · w[k][0..16), rows r of `x` and `out` strided.
 void small_product(const float* x, int64_t ldx, const float* w, int64_t ldw, int64_t k, int64_t rows, float* out,
