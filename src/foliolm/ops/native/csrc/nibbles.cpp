@@ -95,8 +95,8 @@ struct Stored {
                 FOLIO_UNROLL
                 for (int r = 0; r < R; r++) {
                     const int8_t* four = x.x + x.row(r) + 4 * SIDE * t;
-                    dots[r][v] = dot4(dots[r][v], low, ispread4(four));
-                    dots[r][v] = dot4(dots[r][v], high, ispread4(four + 16 * SIDE));
+                    dots[r][v] = dot4_spread(dots[r][v], low, four);
+                    dots[r][v] = dot4_spread(dots[r][v], high, four + 16 * SIDE);
                 }
             }
     }
