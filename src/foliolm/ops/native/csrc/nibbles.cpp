@@ -138,21 +138,23 @@ template <class Block, int R>
     add_scaled(acc, dots, scale, minimum, x);
 }
 
-// What 8 bits leave, added to the sums of those rows that have some: few groups do. By value, or all sums would have to lie in
-// memory all the time.
+// What 8 bits leave, added to the sums of those rows that have some: few groups do. Written out for each row, for the sums to
+// stay in registers.
 template <class Block, int R>
-[[gnu::noinline]] Tile<R> with_rest(Tile<R> acc, const Activations& all, int64_t first, int64_t block, const uint8_t* w) {
+[[gnu::always_inline]] inline void add_rest(Tile<R>& acc, const Activations& all, int64_t first, int64_t block, const uint8_t* w) {
     auto x = rows_from<Block::TOGETHER>(all, all.rest, first);
     x.skip(block);
     const uint64_t* fine = all.fine.data() + first * all.words() + block / 64;
-    for (int64_t r = 0; r < R; r++, fine += all.words()) {
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++, fine += all.words()) {
         if (!(*fine >> block % 64 & 1)) continue;
         Tile<1> one;
+        FOLIO_UNROLL
         for (int v = 0; v < NV; v++) one.v[0][v] = acc.v[r][v];
         add_block<Block>(one, x.from(r), w);
+        FOLIO_UNROLL
         for (int v = 0; v < NV; v++) acc.v[r][v] = one.v[0][v];
     }
-    return acc;
 }
 
 // Rows `first … first + R` times a panel's blocks, at `w`, whatever they lie as: the same sums in the same order. Memory is
@@ -170,7 +172,7 @@ template <class Block, int R>
         if (b % 64 == 0) any = any_fine<R>(fine, words, b);
         for (int line = 0; line < 5 && ahead; line++) __builtin_prefetch(ahead + b * step + 64 * line);
         add_block<Block>(acc, x, w);
-        if (any & 1) acc = with_rest<Block>(acc, all, first, b, w);
+        if (any & 1) [[unlikely]] add_rest<Block>(acc, all, first, b, w);
     }
     write(acc, out, PANEL);
 }
