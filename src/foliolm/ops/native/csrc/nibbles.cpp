@@ -138,16 +138,22 @@ template <class Block, int R>
     add_scaled(acc, dots, scale, minimum, x);
 }
 
-// What 8 bits leave, added to the sums of those rows that have some: few groups do. Written out for each row, for the sums to
-// stay in registers.
+// What 8 bits leave of a group, added to the sums of those rows that have some: few groups do.
 template <class Block, int R>
-[[gnu::always_inline]] inline void add_rest(Tile<R>& acc, const Activations& all, int64_t first, int64_t block, const uint8_t* w) {
-    auto x = rows_from<Block::TOGETHER>(all, all.rest, first);
-    x.skip(block);
-    const uint64_t* fine = all.fine.data() + first * all.words() + block / 64;
-    FOLIO_UNROLL
-    for (int r = 0; r < R; r++, fine += all.words()) {
-        if (!(*fine >> block % 64 & 1)) continue;
+struct Rest {
+    GroupRows<Block::TOGETHER> x;
+    const uint64_t* fine;
+    int64_t words, block;
+    const uint8_t* w;
+
+    Rest(const Activations& all, int64_t first, int64_t at, const uint8_t* weights)
+        : x(rows_from<Block::TOGETHER>(all, all.rest, first)), fine(all.fine.data() + first * all.words() + at / 64),
+          words(all.words()), block(at), w(weights) {
+        x.skip(at);
+    }
+
+    [[gnu::always_inline]] void add_to(Tile<R>& acc, int r) const {
+        if (!(fine[r * words] >> block % 64 & 1)) return;
         Tile<1> one;
         FOLIO_UNROLL
         for (int v = 0; v < NV; v++) one.v[0][v] = acc.v[r][v];
@@ -155,7 +161,13 @@ template <class Block, int R>
         FOLIO_UNROLL
         for (int v = 0; v < NV; v++) acc.v[r][v] = one.v[0][v];
     }
-}
+
+    // With few registers: by value, or all sums would have to lie in memory all the time.
+    [[gnu::noinline]] Tile<R> added_to(Tile<R> acc) const {
+        for (int r = 0; r < R; r++) add_to(acc, r);
+        return acc;
+    }
+};
 
 // Rows `first … first + R` times a panel's blocks, at `w`, whatever they lie as: the same sums in the same order. Memory is
 // asked for from `ahead` on, if there is any, `step` bytes a block.
@@ -172,7 +184,13 @@ template <class Block, int R>
         if (b % 64 == 0) any = any_fine<R>(fine, words, b);
         for (int line = 0; line < 5 && ahead; line++) __builtin_prefetch(ahead + b * step + 64 * line);
         add_block<Block>(acc, x, w);
-        if (any & 1) [[unlikely]] add_rest<Block>(acc, all, first, b, w);
+        if (!(any & 1)) continue;
+        Rest<Block, R> rest(all, first, b, w);
+        if constexpr (EXPANDS)
+            acc = rest.added_to(acc);
+        else
+            FOLIO_UNROLL
+            for (int r = 0; r < R; r++) rest.add_to(acc, r);
     }
     write(acc, out, PANEL);
 }
