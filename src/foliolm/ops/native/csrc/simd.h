@@ -281,8 +281,22 @@ constexpr int LANES = 4;
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef int16_t vshorts __attribute__((vector_size(16)));
-typedef int8_t vbytes __attribute__((vector_size(16)));
-typedef uint8_t vunsigned __attribute__((vector_size(16)));
+typedef uint16_t vwords __attribute__((vector_size(16)));
+template <class T>
+struct Narrow {  // LANES of a smaller type
+    typedef T Vector __attribute__((vector_size(LANES * sizeof(T))));
+};
+template <class T>
+inline vi widen(const T* p) {
+    typename Narrow<T>::Vector a;
+    std::memcpy(&a, p, sizeof a);
+    return __builtin_convertvector(a, vi);
+}
+template <class T>
+inline void narrow(T* p, vf whole) {
+    auto a = __builtin_convertvector(__builtin_convertvector(whole, vi), typename Narrow<T>::Vector);
+    std::memcpy(p, &a, sizeof a);
+}
 inline vf vzero() { return vf{0, 0, 0, 0}; }
 inline vf vload(const float* p) {
     vf a;
@@ -319,21 +333,16 @@ struct WideSum {  // of floats, in doubles
     double sum() const { return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]); }
 };
 inline vf vload_bf16(const uint16_t* p) {
-    return vf{bf16_to_float(p[0]), bf16_to_float(p[1]), bf16_to_float(p[2]), bf16_to_float(p[3])};
+    return vf(widen(p) << 16);
 }
 inline vf vload_f16(const uint16_t* p) {
     return vf{f16_to_float(p[0]), f16_to_float(p[1]), f16_to_float(p[2]), f16_to_float(p[3])};
 }
-inline vf vload_s8(const int8_t* p) { return vf{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
-inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
-    for (int i = 0; i < 4; i++) p[i] = int16_t(a[i]);
-}
-inline void vstore_s8(int8_t* p, vf a) {
-    for (int i = 0; i < 4; i++) p[i] = int8_t(a[i]);
-}
-inline vf vround(vf a) {
-    return vf{std::nearbyint(a[0]), std::nearbyint(a[1]), std::nearbyint(a[2]), std::nearbyint(a[3])};
-}
+inline vf vload_s8(const int8_t* p) { return __builtin_convertvector(widen(p), vf); }
+inline void vstore_s16(int16_t* p, vf a) { narrow(p, a); }  // whole numbers within range
+inline void vstore_s8(int8_t* p, vf a) { narrow(p, a); }
+// Beyond 1.5 · 2^23 a float has no fraction; numbers are smaller than that by far.
+inline vf vround(vf a) { return a + 12582912.0f - 12582912.0f; }
 inline vf vpow2(vf n) {
     vi bits = (__builtin_convertvector(n, vi) + 127) << 23;
     vf result;
@@ -353,25 +362,19 @@ inline vi ispread4(const void* p) {
     return vi{four, four, four, four};
 }
 inline vi iwiden8(const int8_t* p) {
-    vshorts wide{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]};
-    return vi(wide);
+    typedef int8_t Bytes __attribute__((vector_size(8)));
+    Bytes a;
+    std::memcpy(&a, p, sizeof a);
+    return vi(__builtin_convertvector(a, vshorts));
 }
 inline vi dot2(vi acc, vi w, vi x) {
-    vshorts a = vshorts(w), b = vshorts(x);
-    vi products;
-    for (int i = 0; i < 4; i++) products[i] = int(a[2 * i]) * b[2 * i] + int(a[2 * i + 1]) * b[2 * i + 1];
-    return acc + products;
+    return acc + (w << 16 >> 16) * (x << 16 >> 16) + (w >> 16) * (x >> 16);
 }
 inline vf ifloat(vi a) { return __builtin_convertvector(a, vf); }
 inline vi dot4(vi acc, vi w, vi x) {
-    vunsigned a = vunsigned(w);
-    vbytes b = vbytes(x);
-    vi products;
-    for (int i = 0; i < 4; i++) {
-        products[i] = 0;
-        for (int j = 4 * i; j < 4 * i + 4; j++) products[i] += int(a[j]) * b[j];
-    }
-    return acc + products;
+    // Products of bytes as such of 16 bits, which a sum of two fits in.
+    vshorts pairs = vshorts(vwords(w) & 255) * (vshorts(x) << 8 >> 8) + vshorts(vwords(w) >> 8) * (vshorts(x) >> 8);
+    return acc + (vi(pairs) << 16 >> 16) + (vi(pairs) >> 16);
 }
 inline vi dot4_spread(vi acc, vi w, const void* p) { return dot4(acc, w, ispread4(p)); }
 inline vi dot4_sums(vi acc) { return acc; }
