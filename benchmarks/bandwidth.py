@@ -6,8 +6,8 @@ the rate of products; limits and steps are measured in alternation, in one proce
     python benchmarks/bandwidth.py --preset Qwen/Qwen3-0.6B --dtype bfloat16 [--json]
 
 --preset makes up weights for a model's sizes (--load-format dummy). The limits are measured through the native kernels,
-with the steps' threads: passes over 128 MiB after every few decode steps, with several streams a thread (the limit, as
-in the ledger) and with one (as a plain loop reads); products in the weights' format, on a matrix that the caches hold,
+with the steps' threads: passes over 128 MiB after every few decode steps, with several streams a thread and with one
+(the faster way is the limit, as in the ledger); products in the weights' format, on a matrix that the caches hold,
 before and after every prompt. A step's bytes and operations are those of the ledger. `native` is time inside the
 model's calls, `wall` all of a step with its planning and committing. A round's share is the median step's rate over the
 round's median limit; the medians over the rounds are printed, and the limits' best beside them.
@@ -34,7 +34,7 @@ from foliolm.core.sampling import SamplingParams
 from foliolm.engine.engine import Engine
 from foliolm.engine.threads import bound_spinning
 from foliolm.model.native import NativeModel
-from foliolm.ops.native.rates import ProductProbe, ReadProbe
+from foliolm.ops.native.rates import STREAMS, ProductProbe, ReadProbe
 from foliolm.shape.presets import model_preset
 
 STEPS_A_PASS = 4
@@ -110,18 +110,18 @@ def shares(steps: list[Timed], limit: float, what: str) -> tuple[float, float]:
 
 def decode_round(
     runner: Runner, probe: ReadProbe, context: int, steps: int
-) -> tuple[list[Timed], list[float], list[float]]:
-    """Steps, and the rates of reading with several streams and with one."""
+) -> tuple[list[Timed], dict[int, list[float]]]:
+    """Steps, and the rates of reading by the number of streams."""
     runner.begin(context, steps + 1)
-    timed, rates, plain = [], [probe.rate()], [probe.rate(1)]
+    timed, rates = [], {streams: [probe.rate(streams)] for streams in STREAMS}
     while (one := runner.step()) is not None:
         if one.record.kind != "decode":
             continue
         timed.append(one)
         if len(timed) % STEPS_A_PASS == 0:
-            rates.append(probe.rate())
-            plain.append(probe.rate(1))
-    return timed, rates, plain
+            for streams, measured in rates.items():
+                measured.append(probe.rate(streams))
+    return timed, rates
 
 
 def prefill_round(runner: Runner, probe: ProductProbe, prompt: int) -> tuple[list[Timed], list[float]]:
@@ -139,26 +139,28 @@ def measure(engine: Engine, model: NativeModel, args: argparse.Namespace) -> dic
     read_probe = ReadProbe(model.library, threads)
     product_probe = ProductProbe(model.library, model.body_format, threads)
     decode_round(runner, read_probe, args.context, 8)
-    reads, plain, products, decodes, prompts = [], [], [], [], []
-    native, wall, plain_native, plain_wall, prompt_native, prompt_wall = [], [], [], [], [], []
+    median = statistics.median
+    reads: dict[int, list[float]] = {streams: [] for streams in STREAMS}
+    products, decodes, prompts = [], [], []
+    native, wall, prompt_native, prompt_wall = [], [], [], []
     for number in range(args.rounds):
-        timed, rates, single = decode_round(runner, read_probe, args.context, args.steps)
-        reads, plain, decodes = reads + rates, plain + single, decodes + timed
-        for limit, inside, clock in ((rates, native, wall), (single, plain_native, plain_wall)):
-            share = shares(timed, statistics.median(limit), "read_bytes")
-            inside.append(share[0])
-            clock.append(share[1])
+        timed, read = decode_round(runner, read_probe, args.context, args.steps)
+        decodes += timed
+        for streams, measured in read.items():
+            reads[streams] += measured
+        share = shares(timed, max(map(median, read.values())), "read_bytes")
+        native.append(share[0])
+        wall.append(share[1])
         timed, rates = prefill_round(runner, product_probe, args.prompt)
-        share = shares(timed, statistics.median(rates), "flops")
+        share = shares(timed, median(rates), "flops")
         products, prompts = products + rates, prompts + timed
         prompt_native.append(share[0])
         prompt_wall.append(share[1])
         print(
             f"round {number + 1}/{args.rounds}: decode {native[-1]:.0%} of the read bandwidth ({wall[-1]:.0%} by the "
-            f"clock; {plain_native[-1]:.0%} of one stream's), prompt {prompt_native[-1]:.0%} of the products' rate",
+            f"clock), prompt {prompt_native[-1]:.0%} of the products' rate",
             file=sys.stderr,
         )
-    median = statistics.median
     decode_ms = median(one.record.compute_s for one in decodes) * 1e3
     return {
         "model": args.preset or args.model,
@@ -169,9 +171,9 @@ def measure(engine: Engine, model: NativeModel, args: argparse.Namespace) -> dic
         "rounds": args.rounds,
         "context": args.context,
         "prompt": args.prompt,
-        "read_gb_s": round(median(reads) / 1e9, 2),
-        "read_gb_s_best": round(max(reads) / 1e9, 2),
-        "read_gb_s_one_stream": round(median(plain) / 1e9, 2),
+        "read_gb_s": round(max(map(median, reads.values())) / 1e9, 2),
+        "read_gb_s_best": round(max(map(max, reads.values())) / 1e9, 2),
+        "read_gb_s_by_streams": {streams: round(median(rates) / 1e9, 2) for streams, rates in reads.items()},
         "decode_mb": round(median(one.record.read_bytes for one in decodes) / 1e6, 1),
         "decode_native_ms": round(decode_ms, 2),
         "decode_prepare_ms": round(median(one.record.seconds.prepare for one in decodes) * 1e3, 2),
@@ -179,8 +181,6 @@ def measure(engine: Engine, model: NativeModel, args: argparse.Namespace) -> dic
         "decode_wall_ms": round(median(one.wall for one in decodes) * 1e3, 2),
         "decode_native_share": round(median(native), 3),
         "decode_wall_share": round(median(wall), 3),
-        "decode_native_share_one_stream": round(median(plain_native), 3),
-        "decode_wall_share_one_stream": round(median(plain_wall), 3),
         "product_gflop_s": round(median(products) / 1e9, 1),
         "product_gflop_s_best": round(max(products) / 1e9, 1),
         "prefill_gflop": round(prompts[0].record.flops / 1e9, 1),
