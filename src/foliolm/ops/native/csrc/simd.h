@@ -144,15 +144,18 @@ inline vi ispread4(const void* p) {
 inline vi iwiden8(const int8_t* p) {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-inline vi dot2(vi acc, vi w, vi x) { return _mm512_dpwssd_epi32(acc, w, x); }
+// Sums of products of two, or four, with the same ones, at `p`, in every lane: one instruction, which compilers make two of.
+typedef int32_t __attribute__((may_alias)) spread_bytes;
+inline vi dot2_spread(vi acc, vi w, const void* p) {
+    asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*static_cast<const spread_bytes*>(p)));
+    return acc;
+}
 inline vf ifloat(vi a) { return _mm512_cvtepi32_ps(a); }
 // Sums of products of four unsigned bytes (at most 15) and four signed ones: eight calls, then dot4_sums.
 inline vi dot4(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 inline vi dot4_sums(vi acc) { return acc; }
-// dot4 with the same four signed bytes, at `p`, in every lane: one instruction, which compilers make two of.
 inline vi dot4_spread(vi acc, vi w, const void* p) {
-    typedef int32_t __attribute__((may_alias)) four;
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*static_cast<const four*>(p)));
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*static_cast<const spread_bytes*>(p)));
     return acc;
 }
 // Sums of products of four unsigned bytes (at most 127) and four signed ones.
@@ -263,7 +266,9 @@ inline vf keep(vf a) {
     asm("" : "+x"(a));
     return a;
 }
-inline vi dot2(vi acc, vi w, vi x) { return keep(_mm256_add_epi32(acc, _mm256_madd_epi16(w, x))); }
+inline vi dot2_spread(vi acc, vi w, const void* p) {
+    return keep(_mm256_add_epi32(acc, _mm256_madd_epi16(w, ispread4(p))));
+}
 inline vf ifloat(vi a) { return _mm256_cvtepi32_ps(a); }
 // Pairs are summed in 16 bits: eight products of 15 · 127 fit, twice (and more, the smaller the weights are).
 inline vi dot4(vi acc, vi w, vi x) { return keep(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
@@ -367,7 +372,8 @@ inline vi iwiden8(const int8_t* p) {
     std::memcpy(&a, p, sizeof a);
     return vi(__builtin_convertvector(a, vshorts));
 }
-inline vi dot2(vi acc, vi w, vi x) {
+inline vi dot2_spread(vi acc, vi w, const void* p) {
+    vi x = ispread4(p);
     return acc + (w << 16 >> 16) * (x << 16 >> 16) + (w >> 16) * (x >> 16);
 }
 inline vf ifloat(vi a) { return __builtin_convertvector(a, vf); }

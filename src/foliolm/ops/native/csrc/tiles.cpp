@@ -91,9 +91,9 @@ void bytes_blocks(const int16_t* x, int64_t ldx, const float* scale, int64_t gro
             for (int v = 0; v < NV; v++) wide[v] = iwiden8(q + t * 32 + v * 2 * LANES);
             FOLIO_UNROLL
             for (int r = 0; r < R; r++) {
-                vi pair = ispread4(x + r * ldx + b * GROUP + 2 * t);
+                const int16_t* pair = x + r * ldx + b * GROUP + 2 * t;
                 FOLIO_UNROLL
-                for (int v = 0; v < NV; v++) dots[r][v] = dot2(dots[r][v], wide[v], pair);
+                for (int v = 0; v < NV; v++) dots[r][v] = dot2_spread(dots[r][v], wide[v], pair);
             }
         }
         FOLIO_UNROLL
@@ -120,9 +120,9 @@ void bytes_whole(const int16_t* x, int64_t ldx, const float* scale, int64_t pair
         for (int v = 0; v < NV; v++) wide[v] = iwiden8(q + t * 32 + v * 2 * LANES);
         FOLIO_UNROLL
         for (int r = 0; r < R; r++) {
-            vi pair = ispread4(x + r * ldx + 2 * t);
+            const int16_t* pair = x + r * ldx + 2 * t;
             FOLIO_UNROLL
-            for (int v = 0; v < NV; v++) dots[r][v] = dot2(dots[r][v], wide[v], pair);
+            for (int v = 0; v < NV; v++) dots[r][v] = dot2_spread(dots[r][v], wide[v], pair);
         }
     }
     FOLIO_UNROLL
