@@ -163,6 +163,7 @@ inline vi dot4_bytes(vi acc, vi u, vi s) { return _mm512_dpbusd_epi32(acc, u, s)
 inline vi itimes64(vi a) { return _mm512_slli_epi32(a, 6); }
 inline vi keep(vi a) { return a; }  // there are registers enough
 inline vf keep(vf a) { return a; }
+inline vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 inline vi inegate(vi a) { return _mm512_sub_epi32(_mm512_setzero_si512(), a); }
 inline vi ilow4(vi a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
@@ -276,6 +277,7 @@ inline vi dot4_spread(vi acc, vi w, const void* p) { return dot4(acc, w, ispread
 inline vi dot4_sums(vi acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
 inline vi dot4_bytes(vi acc, vi u, vi s) { return keep(_mm256_add_epi32(acc, dot4_sums(_mm256_maddubs_epi16(u, s)))); }
 inline vi itimes64(vi a) { return _mm256_slli_epi32(a, 6); }
+inline vi iadd(vi a, vi b) { return _mm256_add_epi32(a, b); }
 inline vi inegate(vi a) { return _mm256_sub_epi32(_mm256_setzero_si256(), a); }
 inline vi ilow4(vi a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
@@ -388,6 +390,7 @@ inline vi dot4_bytes(vi acc, vi u, vi s) { return dot4(acc, u, s); }
 inline vi itimes64(vi a) { return a << 6; }
 inline vi keep(vi a) { return a; }
 inline vf keep(vf a) { return a; }
+inline vi iadd(vi a, vi b) { return a + b; }
 inline vi inegate(vi a) { return -a; }
 inline vi ilow4(vi a) { return a & 0x0f0f0f0f; }
 inline vi ihigh4(vi a) { return (a >> 4) & 0x0f0f0f0f; }

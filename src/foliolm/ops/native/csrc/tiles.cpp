@@ -110,10 +110,13 @@ void bytes_blocks(const int16_t* x, int64_t ldx, const float* scale, int64_t gro
 template <int R>
 void bytes_whole(const int16_t* x, int64_t ldx, const float* scale, int64_t pairs, const uint8_t* w, float* out,
                  int64_t ldo) {
-    vi dots[R][NV];
-    clear(dots);
+    // Few sums would wait for themselves: pairs take turns in several.
+    constexpr int TURNS = R * NV >= 8 ? 1 : R * NV >= 4 ? 2 : 4;
+    vi sums[TURNS][R][NV];
+    FOLIO_UNROLL
+    for (auto& each : sums) clear(each);
     const int8_t* q = reinterpret_cast<const int8_t*>(w + 4 * PANEL);
-    for (int64_t t = 0; t < pairs; t++) {
+    auto add = [&](vi(&to)[R][NV], int64_t t) __attribute__((always_inline)) {
         __builtin_prefetch(q + t * 32 + AHEAD);
         vi wide[NV];
         FOLIO_UNROLL
@@ -122,9 +125,21 @@ void bytes_whole(const int16_t* x, int64_t ldx, const float* scale, int64_t pair
         for (int r = 0; r < R; r++) {
             const int16_t* pair = x + r * ldx + 2 * t;
             FOLIO_UNROLL
-            for (int v = 0; v < NV; v++) dots[r][v] = dot2_spread(dots[r][v], wide[v], pair);
+            for (int v = 0; v < NV; v++) to[r][v] = dot2_spread(to[r][v], wide[v], pair);
         }
-    }
+    };
+    int64_t t = 0;
+    for (; t + TURNS <= pairs; t += TURNS)
+        FOLIO_UNROLL
+        for (int turn = 0; turn < TURNS; turn++) add(sums[turn], t + turn);
+    for (; t < pairs; t++) add(sums[0], t);
+    vi(&dots)[R][NV] = sums[0];
+    FOLIO_UNROLL
+    for (int turn = 1; turn < TURNS; turn++)
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++)
+            FOLIO_UNROLL
+            for (int v = 0; v < NV; v++) dots[r][v] = iadd(dots[r][v], sums[turn][r][v]);
     FOLIO_UNROLL
     for (int r = 0; r < R; r++)
         FOLIO_UNROLL
