@@ -16,6 +16,7 @@
 #include "linear.h"
 #include "lora.h"
 #include "rotation.h"
+#include "tiles.h"
 
 using namespace folio;
 
@@ -65,12 +66,16 @@ static void check_linear(std::vector<int64_t> formats, int64_t n, int64_t k, int
     });
     int64_t column = 0;
     for (size_t i = 0; i < formats.size(); i++) {
+        bool rounded = formats[i] == FOLIO_BF16 && in_pairs(rows);
         double worst = 0, top = 1e-6;
         for (int64_t c = 0; c < weights.parts[i].n; c++, column++) {
             unpack_row(weights.parts[i], c, line.data());
             for (int64_t r = 0; r < rows; r++) {
                 double sum = bias[size_t(column)];
-                for (int64_t j = 0; j < k; j++) sum += double(line[size_t(j)]) * double(x[size_t(r * k + j)]);
+                for (int64_t j = 0; j < k; j++) {
+                    float own = x[size_t(r * k + j)];
+                    sum += double(line[size_t(j)]) * double(rounded ? bf16_to_float(float_to_bf16(own)) : own);
+                }
                 worst = std::max(worst, std::fabs(sum - double(y[size_t(r * width + column)])));
                 top = std::max(top, std::fabs(sum));
             }

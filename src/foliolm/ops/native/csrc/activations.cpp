@@ -7,6 +7,7 @@
 
 #include "rotation.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace folio {
 namespace {
@@ -21,7 +22,8 @@ Forms forms_of(const FolioLinear& linear) {
     Forms forms;
     for (int64_t i = 0; i < linear.num_parts; i++) {
         int64_t format = linear.parts[i].format;
-        if (format == FOLIO_F32 || format == FOLIO_BF16) forms.f32 = true;
+        if (format == FOLIO_F32) forms.f32 = true;
+        if (format == FOLIO_BF16) forms.bf16 = true;
         if (format == FOLIO_I8) forms.rotated = true;
         if (format == FOLIO_Q8_0) forms.s16 = true;
         if (format == FOLIO_Q4_0 || format == FOLIO_Q4_1) forms.s8 = true;
@@ -34,12 +36,14 @@ void Activations::shape(const FolioLinear& linear, int64_t rows, bool floats) {
     groups = (k + GROUP - 1) / GROUP;
     padded = groups * GROUP;
     forms = forms_of(linear);
+    if (forms.bf16 && !in_pairs(rows)) forms.bf16 = false, forms.f32 = true;
     if (floats) forms.f32 = true;
     auto grow = [](auto& vector, int64_t size) {
         if (int64_t(vector.size()) < size) vector.resize(size_t(size));
     };
     together = forms.s8 && rows > FEW ? ROWS : 1;
     if (forms.f32) grow(f32, rows * k);
+    if (forms.bf16) grow(bf16, rows * padded);
     if (forms.s8) {
         int64_t whole = (rows + together - 1) / together * together;
         for (auto* each : {&s8, &rest})
@@ -54,6 +58,12 @@ void Activations::shape(const FolioLinear& linear, int64_t rows, bool floats) {
 
 void Activations::set(int64_t row, const float* x) {
     if (forms.f32) std::memcpy(f32.data() + row * k, x, size_t(k) * 4);
+    if (forms.bf16) {
+        uint16_t* to = bf16.data() + row * padded;
+        int64_t i = 0;
+        for (; i + LANES <= k; i += LANES) vstore_bf16(to + i, vload(x + i));
+        for (; i < padded; i++) to[i] = i < k ? float_to_bf16(x[i]) : uint16_t(0);
+    }
     if (forms.s16) set_s16(s16, row, x);
     if (forms.rotated) {
         thread_local std::vector<float> line;

@@ -26,7 +26,7 @@ constexpr bool EXPANDS = true;
 
 // Rows of activations in the forms that the weights' formats want.
 struct Forms {
-    bool f32 = false, s16 = false, rotated = false, s8 = false;
+    bool f32 = false, bf16 = false, s16 = false, rotated = false, s8 = false;
 };
 Forms forms_of(const FolioLinear& linear);
 
@@ -45,7 +45,8 @@ struct Bytes {
 struct Activations {
     int64_t k = 0, padded = 0, groups = 0;
     Forms forms;
-    std::vector<float> f32;  // [rows, k]
+    std::vector<float> f32;      // [rows, k]
+    std::vector<uint16_t> bf16;  // [rows, padded] where bfloat16 weights are multiplied in pairs
     Shorts s16, rotated;     // as they are, and after `hadamard`, as int8 weights are stored
     int64_t s16_top = 32767;
     int64_t together = 1;    // rows of 8-bit integers side by side: 1, or ROWS where there are more than FEW

@@ -129,6 +129,13 @@ inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
 inline void vstore_s8(int8_t* p, vf a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
+inline void vstore_bf16(uint16_t* p, vf a) {  // to nearest, ties to even; a NaN stays one
+    const __m512i bits = _mm512_castps_si512(a), high = _mm512_srli_epi32(bits, 16), one = _mm512_set1_epi32(1);
+    __m512i to_even = _mm512_add_epi32(_mm512_and_si512(high, one), _mm512_set1_epi32(0x7fff));
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, to_even), 16);
+    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), high, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
+}
 inline vf vround(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf vpow2(vf n) {  // 2^n for whole n
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
@@ -151,6 +158,19 @@ inline vi dot2_spread(vi acc, vi w, const void* p) {
     return acc;
 }
 inline vf ifloat(vi a) { return _mm512_cvtepi32_ps(a); }
+// Products of two bfloat16 numbers, summed: what not every CPU with AVX-512 has, and is asked for where it is used.
+#define FOLIO_BF16_PRODUCTS 1
+inline bool has_bf16_products() { return __builtin_cpu_supports("avx512bf16"); }
+inline vf dot2_bf16_spread(vf acc, vi w, const void* p) {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*static_cast<const spread_bytes*>(p)));
+    return acc;
+}
+// 32 halves, the first 16 and the second in turns.
+inline vi interleave2(vi a) {
+    const vi order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
+                                      4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, a);
+}
 // Sums of products of four unsigned bytes (at most 15) and four signed ones: eight calls, then dot4_sums.
 inline vi dot4(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 inline vi dot4_sums(vi acc) { return acc; }
@@ -242,6 +262,15 @@ inline void vstore_s8(int8_t* p, vf a) {
     __m256i wide = _mm256_cvtps_epi32(a);
     __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(shorts, shorts));
+}
+inline void vstore_bf16(uint16_t* p, vf a) {
+    const __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16), one = _mm256_set1_epi32(1);
+    __m256i to_even = _mm256_add_epi32(_mm256_and_si256(high, one), _mm256_set1_epi32(0x7fff));
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, to_even), 16);
+    __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    rounded = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
 }
 inline vf vround(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf vpow2(vf n) {
@@ -348,6 +377,9 @@ inline vf vload_f16(const uint16_t* p) {
 inline vf vload_s8(const int8_t* p) { return __builtin_convertvector(widen(p), vf); }
 inline void vstore_s16(int16_t* p, vf a) { narrow(p, a); }  // whole numbers within range
 inline void vstore_s8(int8_t* p, vf a) { narrow(p, a); }
+inline void vstore_bf16(uint16_t* p, vf a) {
+    for (int i = 0; i < LANES; i++) p[i] = float_to_bf16(a[i]);
+}
 // Beyond 1.5 · 2^23 a float has no fraction; numbers are smaller than that by far.
 inline vf vround(vf a) { return a + 12582912.0f - 12582912.0f; }
 inline vf vpow2(vf n) {

@@ -1,6 +1,7 @@
 #include "tiles.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "linear.h"
 #include "tile.h"
@@ -62,6 +63,27 @@ void floats(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k, flo
     }
     write(acc, out, ldo);
 }
+
+#if defined(FOLIO_BF16_PRODUCTS)
+// bfloat16 weights, [k][PANEL], and rows: two of k at once.
+template <int R>
+void pairs(const uint16_t* x, int64_t ldx, const uint16_t* w, int64_t k, float* out, int64_t ldo) {
+    Tile<R> acc;
+    clear(acc);
+    auto add = [&](vi both, int64_t i) __attribute__((always_inline)) {
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++) acc.v[r][0] = dot2_bf16_spread(acc.v[r][0], both, x + r * ldx + i);
+    };
+    int64_t i = 0;
+    for (; i + 2 <= k; i += 2) add(interleave2(iload(w + i * PANEL)), i);
+    if (i < k) {
+        uint16_t last[2 * PANEL] = {};
+        std::memcpy(last, w + i * PANEL, sizeof last / 2);
+        add(interleave2(iload(last)), i);
+    }
+    write(acc, out, ldo);
+}
+#endif
 
 // A row's sum times the scale of its activations.
 template <int R>
@@ -159,6 +181,11 @@ void panel_rows(const FolioWeight& weight, int64_t panel, const Activations& x, 
                              reinterpret_cast<const float*>(weight.data) + panel * k * PANEL, PANEL, k, out, PANEL,
                              false);
         case FOLIO_BF16:
+#if defined(FOLIO_BF16_PRODUCTS)
+            if (x.forms.bf16)
+                return pairs<R>(x.bf16.data() + first * x.padded, x.padded,
+                                reinterpret_cast<const uint16_t*>(weight.data) + panel * k * PANEL, k, out, PANEL);
+#endif
             return floats<R>(x.f32.data() + first * k, k,
                              reinterpret_cast<const uint16_t*>(weight.data) + panel * k * PANEL, PANEL, k, out, PANEL,
                              false);
@@ -174,6 +201,14 @@ void panel_rows(const FolioWeight& weight, int64_t panel, const Activations& x, 
 }
 
 }  // namespace
+
+bool in_pairs([[maybe_unused]] int64_t rows) {
+#if defined(FOLIO_BF16_PRODUCTS)
+    return rows > FEW && !one_order && has_bf16_products();
+#else
+    return false;
+#endif
+}
 
 const uint8_t* panel_data(const FolioWeight& weight, int64_t panel) {
     return weight.data + panel * packed_bytes(weight.format, PANEL, weight.k);

@@ -14,6 +14,10 @@ namespace folio {
 // Whether rows of float products are summed in one order, however many there are. Set before a call's threads start.
 extern bool one_order;
 
+// Whether so many rows meet bfloat16 weights rounded to bfloat16 as well, in pairs of products: twice as fast, where the CPU
+// has such products. A few rows wait for memory anyway, and are not rounded.
+bool in_pairs(int64_t rows);
+
 inline int64_t panels(const FolioWeight& weight) { return (weight.n + PANEL - 1) / PANEL; }
 const uint8_t* panel_data(const FolioWeight& weight, int64_t panel);
 
