@@ -32,7 +32,13 @@ void rms_norm(const float* x, const float* weight, int64_t size, float eps, floa
 
 // Dimension i turns with dimension i + D/2.
 void rotate(float* head, const float* cosines, const float* sines, int64_t half) {
-    for (int64_t i = 0; i < half; i++) {
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vf a = vload(head + i), b = vload(head + half + i), cosine = vload(cosines + i), sine = vload(sines + i);
+        vstore(head + i, vfma(a, cosine, vmul(b, vsub(vzero(), sine))));
+        vstore(head + half + i, vfma(b, cosine, vmul(a, sine)));
+    }
+    for (; i < half; i++) {
         float a = head[i], b = head[half + i];
         head[i] = a * cosines[i] - b * sines[i];
         head[half + i] = b * cosines[i] + a * sines[i];
