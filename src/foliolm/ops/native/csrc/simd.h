@@ -312,7 +312,9 @@ inline vf vabs(vf a) { return a < 0 ? -a : a; }
 inline float vsum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 inline void vsum4(vf a, vf b, vf c, vf d, float* out) { out[0] = vsum(a), out[1] = vsum(b), out[2] = vsum(c), out[3] = vsum(d); }
 inline float vtop(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
-inline void vtop4(vf a, vf b, vf c, vf d, float* out) { out[0] = vtop(a), out[1] = vtop(b), out[2] = vtop(c), out[3] = vtop(d); }
+inline void vtop4(vf a, vf b, vf c, vf d, float* out) {
+    out[0] = vtop(a), out[1] = vtop(b), out[2] = vtop(c), out[3] = vtop(d);
+}
 inline vf vwhere_ge(vf a, vf b, vf x) { return a >= b ? x : vzero(); }
 inline int vstore_ge(float* p, vf a, vf b) {
     int count = 0;
