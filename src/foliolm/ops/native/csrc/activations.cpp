@@ -19,7 +19,7 @@ constexpr float OUTLIER = 12.0f;
 constexpr int64_t STRETCH = 64;
 
 // Largest absolute values of a group, by lane.
-inline vf tops(const float* x) {
+inline vf tops_of(const float* x) {
     vf tops = vabs(vload(x));
     FOLIO_UNROLL
     for (int i = LANES; i < GROUP; i += LANES) tops = vmax(tops, vabs(vload(x + i)));
@@ -125,8 +125,8 @@ void Activations::set_s8(int64_t row, const float* x) {
     for (int64_t first = 0; first < groups; first += STRETCH) {
         int64_t count = std::min(STRETCH, groups - first), g;
         for (g = 0; g < count; g += 4)
-            vtop4(tops(floats(first + g)), tops(floats(first + g + 1)), tops(floats(first + g + 2)),
-                  tops(floats(first + g + 3)), scale + g);
+            vtop4(tops_of(floats(first + g)), tops_of(floats(first + g + 1)), tops_of(floats(first + g + 2)),
+                  tops_of(floats(first + g + 3)), scale + g);
         for (g = 0; g < count; g += LANES) {
             vf top = vload(scale + g), least = vset(1e-30f);  // a group of less is none: the inverse would overflow
             highest = vmax(highest, top);
@@ -161,7 +161,7 @@ void Activations::set_s8(int64_t row, const float* x) {
 bool Activations::set_rest(int64_t byte, int64_t at, const float* x, float limit) {
     float scale = s8.scale[size_t(at)];
     if (scale == 0 || scale * 128.0f <= limit) return false;  // the largest is less than that
-    float top = vtop(tops(x));
+    float top = vtop(tops_of(x));
     if (top <= limit) return false;
     float small = scale * (0.5f / 127.0f);
     vf factor = vset(127.0f / top), finer = vset(1.0f / small), whole[GROUP / LANES];
