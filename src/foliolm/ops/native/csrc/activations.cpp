@@ -16,6 +16,17 @@ namespace {
 // of what lies beside it. (SmolLM2-135M: with 12, KL to float32 0.0018; with 22, 0.0029, and no faster.)
 constexpr float OUTLIER = 12.0f;
 
+// Groups of a row whose scales are found at once.
+constexpr int64_t STRETCH = 64;
+
+// Largest absolute values of a group, by lane.
+inline vf tops_of(const float* x) {
+    vf tops = vabs(vload(x));
+    FOLIO_UNROLL
+    for (int i = LANES; i < GROUP; i += LANES) tops = vmax(tops, vabs(vload(x + i)));
+    return tops;
+}
+
 }  // namespace
 
 Forms forms_of(const FolioLinear& linear) {
@@ -112,46 +123,60 @@ inline void Activations::write_group(Bytes& to, int64_t byte, int64_t at, const 
 }
 
 void Activations::set_s8(int64_t row, const float* x) {
-    vf squares = vzero();
-    int64_t i = 0;
-    for (; i + LANES <= k; i += LANES) squares = vfma(vload(x + i), vload(x + i), squares);
-    float sum = vsum(squares);
-    for (; i < k; i++) sum += x[i] * x[i];
-    float limit = OUTLIER * std::sqrt(sum / float(k));
     uint64_t* bits = fine.data() + row * words();
     std::fill_n(bits, words(), uint64_t(0));
     int64_t byte = first_byte(row), at = first_group(row);
+    float last[GROUP] = {};
+    std::memcpy(last, x + k / GROUP * GROUP, size_t(k % GROUP) * 4);
+    auto floats = [&](int64_t group) { return (group + 1) * GROUP <= k ? x + group * GROUP : last; };
+    vf squares = vzero(), highest = vzero();
+    // Many groups' scales, then their numbers: one group after the other, each would wait for its own division.
+    alignas(64) float scale[STRETCH] = {}, factor[STRETCH];
+    for (int64_t first = 0; first < groups; first += STRETCH) {
+        int64_t count = std::min(STRETCH, groups - first), g;
+        for (g = 0; g < count; g += 4)
+            vtop4(tops_of(floats(first + g)), tops_of(floats(first + g + 1)), tops_of(floats(first + g + 2)),
+                  tops_of(floats(first + g + 3)), scale + g);
+        for (g = 0; g < count; g += LANES) {
+            vf top = vload(scale + g), least = vset(1e-30f);  // a group of less is none: the inverse would overflow
+            highest = vmax(highest, top);
+            vstore(scale + g, vwhere_ge(top, least, vdiv(top, vset(127.0f))));
+            vstore(factor + g, vwhere_ge(top, least, vdiv(vset(127.0f), top)));
+        }
+        for (g = 0; g < count; g++) {
+            int64_t place = (first + g) * together;
+            vf whole[GROUP / LANES];
+            FOLIO_UNROLL
+            for (int i = 0; i < GROUP / LANES; i++) {
+                vf all = vload(floats(first + g) + i * LANES);
+                squares = vfma(all, all, squares);
+                whole[i] = vround(vmul(all, vset(factor[g])));
+            }
+            write_group(s8, byte + place * GROUP, at + place, whole, scale[g]);
+            rest.scale[size_t(at + place)] = rest.sum[size_t(at + place)] = 0;
+        }
+    }
+    float limit = OUTLIER * std::sqrt(vsum(squares) / float(k));
     if (!std::isfinite(limit)) {  // nothing to be made of such a row; nobody shall take it for a result
         for (int64_t group = 0; group < groups; group++)
             s8.scale[size_t(at + group * together)] = std::numeric_limits<float>::quiet_NaN();
-        return;
-    }
-    float last[GROUP] = {};
-    std::memcpy(last, x + k / GROUP * GROUP, size_t(k % GROUP) * 4);
-    for (int64_t group = 0; group < groups; group++, byte += GROUP * together, at += together) {
-        const float* from = (group + 1) * GROUP <= k ? x + group * GROUP : last;
-        bits[group / 64] |= uint64_t(set_group(byte, at, from, limit)) << (group % 64);
+    } else if (vtop(highest) > limit) {
+        for (int64_t group = 0; group < groups; group++, byte += GROUP * together, at += together)
+            if (set_rest(byte, at, floats(group), limit)) bits[group / 64] |= uint64_t(1) << (group % 64);
     }
 }
 
-// A group in 8 bits, and what they leave of it; the latter's largest is half a step of the former. Its bytes begin at `byte`;
-// its scale is at `at`.
-bool Activations::set_group(int64_t byte, int64_t at, const float* x, float limit) {
-    vf tops = vzero();
-    FOLIO_UNROLL
-    for (int64_t i = 0; i < GROUP; i += LANES) tops = vmax(tops, vabs(vload(x + i)));
-    // A group of next to nothing is none: the inverse would overflow.
-    float top = vtop(tops), scale = top > 1e-30f ? top / 127.0f : 0.0f;
-    vf factor = vset(top > 1e-30f ? 127.0f / top : 0.0f), whole[GROUP / LANES];
-    FOLIO_UNROLL
-    for (int i = 0; i < GROUP / LANES; i++) whole[i] = vround(vmul(vload(x + i * LANES), factor));
-    write_group(s8, byte, at, whole, scale);
-    rest.scale[size_t(at)] = rest.sum[size_t(at)] = 0;
-    if (top <= limit || scale == 0) return false;
+// What 8 bits leave of a group, if its largest stands out: half a step of theirs at most. Its bytes begin at `byte`; its
+// scale is at `at`.
+bool Activations::set_rest(int64_t byte, int64_t at, const float* x, float limit) {
+    float scale = s8.scale[size_t(at)];
+    if (scale == 0 || scale * 128.0f <= limit) return false;  // the largest is less than that
+    float top = vtop(tops_of(x));
+    if (top <= limit) return false;
     float small = scale * (0.5f / 127.0f);
-    vf finer = vset(1.0f / small);
+    vf factor = vset(127.0f / top), finer = vset(1.0f / small), whole[GROUP / LANES];
     for (int i = 0; i < GROUP / LANES; i++) {
-        vf left = vsub(vload(x + i * LANES), vmul(whole[i], vset(scale)));
+        vf all = vload(x + i * LANES), left = vsub(all, vmul(vround(vmul(all, factor)), vset(scale)));
         whole[i] = vround(vmax(vmin(vmul(left, finer), vset(127.0f)), vset(-127.0f)));
     }
     write_group(rest, byte, at, whole, small);

@@ -67,7 +67,7 @@ private:
     int64_t first_group(int64_t row) const { return row / together * together * groups + row % together; }
     void set_s16(Shorts& to, int64_t row, const float* x);
     void set_s8(int64_t row, const float* x);
-    bool set_group(int64_t byte, int64_t at, const float* x, float limit);
+    bool set_rest(int64_t byte, int64_t at, const float* x, float limit);
     void write_group(Bytes& to, int64_t byte, int64_t at, const vf (&whole)[GROUP / LANES], float scale) const;
 };
 

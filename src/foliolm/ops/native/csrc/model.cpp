@@ -32,7 +32,13 @@ void rms_norm(const float* x, const float* weight, int64_t size, float eps, floa
 
 // Dimension i turns with dimension i + D/2.
 void rotate(float* head, const float* cosines, const float* sines, int64_t half) {
-    for (int64_t i = 0; i < half; i++) {
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vf a = vload(head + i), b = vload(head + half + i), cosine = vload(cosines + i), sine = vload(sines + i);
+        vstore(head + i, vfma(a, cosine, vmul(b, vsub(vzero(), sine))));
+        vstore(head + half + i, vfma(b, cosine, vmul(a, sine)));
+    }
+    for (; i < half; i++) {
         float a = head[i], b = head[half + i];
         head[i] = a * cosines[i] - b * sines[i];
         head[half + i] = b * cosines[i] + a * sines[i];
@@ -42,7 +48,7 @@ void rotate(float* head, const float* cosines, const float* sines, int64_t half)
 // Memory that calls share and keep: fresh memory would cost a page fault every 4 KiB.
 struct Buffers {
     std::vector<float> x, qkv, attended, activated, angles;
-    Activations activations;
+    Activations activations[2];  // of a product, and of the one after it
     std::vector<AttentionPlan> plans;
     LoraRows tokens, outputs;  // by adapter: the step's tokens, and those that come out of the last layer
     std::vector<float> products;           // of folio_likeliest
@@ -88,6 +94,7 @@ public:
             b_.tokens.make(*s_.lora, s_.lora->slots, n, width);
             b_.outputs.make(*s_.lora, s_.lora->output_slots, s_.num_outputs, width);
         }
+        shape(0);
     }
 
     void run(Team& team, int thread) {
@@ -121,61 +128,87 @@ private:
         return s_.lora && rows.uses(index) ? LoraAddition{&rows, index} : LoraAddition{};
     }
 
-    struct Rows {
+    // A product with one of the model's linears: of rows, which are normalised first, if a norm is given.
+    struct Stage {
+        const FolioLinear& weights;
         const float* x;
-        int64_t stride, count;
+        int64_t stride, rows;
         const float* norm;  // null: as they are
-    };
-    struct Result {
+        LoraAddition lora;
         float* y;
-        int64_t stride;
+        int64_t y_stride;
         Into into;
-    };
-    struct Next {
-        const FolioLinear* weights = nullptr;
-        Into into = Into::store;
+        // Threads would wait longer for each other than a row or two takes: then each prepares all of them for itself.
+        bool alone() const { return rows <= 2 && !lora.rows; }
     };
 
-    // A product of rows, which are normalised first, if a norm is given; `next` is the one that follows it.
-    void multiply(Team& team, int thread, const FolioLinear& weights, const Rows& rows, LoraAddition lora,
-                  const Result& result, Next next) {
-        const Activations& x = prepare(team, thread, weights, rows, lora);
-        linear(team, thread, weights, x, rows.count, result.y, result.stride, result.into, lora);
+    int64_t stages() const { return m_.num_layers * LORA_LINEARS; }
+
+    Stage stage(int64_t index) const {
+        const FolioLayer& layer = m_.layers[index / LORA_LINEARS];
+        // After the last layer's attention only tokens whose hidden states are wanted matter: they lie behind the others.
+        bool outputs = index > stages() - LORA_LINEARS;
+        int64_t first = outputs ? s_.num_tokens : 0, rows = outputs ? s_.num_outputs : s_.num_tokens;
+        float *x = b_.x.data() + first * m_.hidden, *attended = b_.attended.data() + first * attended_width_;
+        LoraAddition lora = addition(outputs ? b_.outputs : b_.tokens, index);
+        switch (index % LORA_LINEARS) {
+            case 0:
+                return {layer.qkv, x, m_.hidden, rows, layer.input_norm, lora, b_.qkv.data(), qkv_width_, Into::store};
+            case 1:
+                return {layer.o, attended, attended_width_, rows, nullptr, lora, x, m_.hidden, Into::add};
+            case 2:
+                return {layer.gate_up, x, m_.hidden, rows, layer.post_norm, lora, b_.activated.data(), m_.intermediate,
+                        Into::silu_mul};
+            default:
+                return {layer.down, b_.activated.data(), m_.intermediate, rows, nullptr, lora, x, m_.hidden, Into::add};
+        }
+    }
+
+    // Memory for a stage's activations, while those of the stage before it are still read.
+    void shape(int64_t index) {
+        Stage next = stage(index);
+        if (!next.alone()) b_.activations[index % 2].shape(next.weights, next.rows, next.lora.rows != nullptr);
+    }
+
+    void multiply(Team& team, int thread, int64_t index) {
+        Stage now = stage(index);
+        const Activations& x = prepare(team, thread, index, now);
+        linear(team, thread, now.weights, x, now.rows, now.y, now.y_stride, now.into, now.lora);
         Lines& coming = b_.threads[size_t(thread)].coming;
-        coming = next.weights && rows.count <= WAITING_ROWS
-                     ? first_lines(*next.weights, next.into, s_.threads, thread)
-                     : Lines();
+        coming = Lines();
+        if (index + 1 < stages()) {
+            if (thread == 0) shape(index + 1);
+            Stage next = stage(index + 1);
+            if (now.rows <= WAITING_ROWS) coming = first_lines(next.weights, next.into, s_.threads, thread);
+        }
         team.barrier(&coming);
     }
 
     // Rows as the linear's formats want them; shrunk, where adapters add to it.
-    const Activations& prepare(Team& team, int thread, const FolioLinear& linear, const Rows& rows, LoraAddition lora) {
+    const Activations& prepare(Team& team, int thread, int64_t index, const Stage& now) {
         Buffers::Thread& own = b_.threads[size_t(thread)];
-        // Threads would wait longer for each other than a row or two takes: then each prepares all of them for itself.
-        bool alone = rows.count <= 2 && !lora.rows;
-        Activations& to = alone ? own.activations : b_.activations;
-        if (alone || thread == 0) to.shape(linear, rows.count, lora.rows != nullptr);
+        Activations& to = now.alone() ? own.activations : b_.activations[index % 2];
         auto set = [&](int64_t r) {
-            const float* from = rows.x + r * rows.stride;
-            if (rows.norm) {
-                rms_norm(from, rows.norm, to.k, m_.eps, own.line.data());
+            const float* from = now.x + r * now.stride;
+            if (now.norm) {
+                rms_norm(from, now.norm, to.k, m_.eps, own.line.data());
                 from = own.line.data();
             }
             to.set(r, from);
         };
-        if (alone) {
+        if (now.alone()) {
+            to.shape(now.weights, now.rows);
             own.coming.fetch(16);
-            for (int64_t r = 0; r < rows.count; r++) set(r);
+            for (int64_t r = 0; r < now.rows; r++) set(r);
             return to;
         }
-        team.barrier(&own.coming);
         int64_t begin, end;
         // Rows that lie together are one thread's: their places share lines of memory.
-        while (team.take((rows.count + to.together - 1) / to.together, rows.count < 64 ? 1 : 2, begin, end))
-            for (int64_t r = begin * to.together; r < std::min(end * to.together, rows.count); r++) set(r);
+        while (team.take((now.rows + to.together - 1) / to.together, now.rows < 64 ? 1 : 2, begin, end))
+            for (int64_t r = begin * to.together; r < std::min(end * to.together, now.rows); r++) set(r);
         team.barrier(&own.coming);
-        if (lora.rows) {
-            lora.rows->shrink(team, lora.index, to);
+        if (now.lora.rows) {
+            now.lora.rows->shrink(team, now.lora.index, to);
             team.barrier(&own.coming);
         }
         return to;
@@ -183,18 +216,15 @@ private:
 
     void layer(Team& team, int thread, int64_t index) {
         const FolioLayer& layer = m_.layers[index];
-        bool last = index == m_.num_layers - 1;
         int64_t n = s_.num_tokens, first = index * LORA_LINEARS, begin, end;
         Lines& coming = b_.threads[size_t(thread)].coming;
-        float *x = b_.x.data(), *attended = b_.attended.data(), *activated = b_.activated.data();
+        float *x = b_.x.data(), *attended = b_.attended.data();
         Pages pages{s_.keys[index], s_.values[index], s_.block_size, m_.num_kv_heads, m_.head_dim, s_.kv_format};
-        multiply(team, thread, layer.qkv, {x, m_.hidden, n, layer.input_norm}, addition(b_.tokens, first),
-                 {b_.qkv.data(), qkv_width_, Into::store}, {&layer.o, Into::add});
+        multiply(team, thread, first);
         place(team, layer, pages, s_.groups[layer.group].slots);
         team.barrier(&coming);
         b_.plans[size_t(layer.group)].run(team, thread, pages, b_.qkv.data(), qkv_width_, attended, &coming);
-        if (last) {
-            // After the last layer's attention only tokens whose hidden states are wanted matter.
+        if (index == m_.num_layers - 1) {
             float *rest = x + n * m_.hidden, *rest_attended = attended + n * attended_width_;
             while (team.take(s_.num_outputs, 1, begin, end)) {
                 std::memcpy(rest + begin * m_.hidden, x + s_.outputs[begin] * m_.hidden, size_t(m_.hidden) * 4);
@@ -202,15 +232,8 @@ private:
                             size_t(attended_width_) * 4);
             }
             team.barrier(&coming);
-            x = rest, attended = rest_attended, n = s_.num_outputs;
         }
-        LoraRows& adapters = last ? b_.outputs : b_.tokens;
-        multiply(team, thread, layer.o, {attended, attended_width_, n, nullptr}, addition(adapters, first + 1),
-                 {x, m_.hidden, Into::add}, {&layer.gate_up, Into::silu_mul});
-        multiply(team, thread, layer.gate_up, {x, m_.hidden, n, layer.post_norm}, addition(adapters, first + 2),
-                 {activated, m_.intermediate, Into::silu_mul}, {&layer.down, Into::add});
-        multiply(team, thread, layer.down, {activated, m_.intermediate, n, nullptr}, addition(adapters, first + 3),
-                 {x, m_.hidden, Into::add}, last ? Next() : Next{&m_.layers[index + 1].qkv, Into::store});
+        for (int64_t i = first + 1; i < first + LORA_LINEARS; i++) multiply(team, thread, i);
     }
 
     // Tokens' queries and keys normed and rotated, keys and values written: by KV head, where there are few tokens.
@@ -245,7 +268,7 @@ class Product {
 public:
     Product(const FolioLinear& weights, const float* x, int64_t rows, bool deterministic, const FolioLora* lora,
             int64_t index)
-        : weights_(weights), x_(x), rows_(rows), index_(index), activations_(buffers().activations),
+        : weights_(weights), x_(x), rows_(rows), index_(index), activations_(buffers().activations[0]),
           by_adapter_(buffers().tokens) {
         one_order = deterministic;
         if (lora) {

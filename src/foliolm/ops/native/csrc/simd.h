@@ -95,8 +95,19 @@ inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 inline vf vabs(vf a) { return _mm512_abs_ps(a); }
 inline float vsum(vf a) { return _mm512_reduce_add_ps(a); }
-inline void vsum4(vf a, vf b, vf c, vf d, float* out) { out[0] = vsum(a), out[1] = vsum(b), out[2] = vsum(c), out[3] = vsum(d); }
+// Four vectors at once, in the order of _mm512_reduce: the results of a, b, c, d in lanes 0 … 3.
+template <class Merge>
+inline vf vmerge4(vf a, vf b, vf c, vf d, Merge merge) {
+    vf ab = merge(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    vf cd = merge(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    vf all = merge(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    all = merge(all, _mm512_permute_ps(all, 0b01001110));
+    all = merge(all, _mm512_permute_ps(all, 0b10110001));
+    return _mm512_permutexvar_ps(_mm512_set_epi32(12, 8, 4, 0, 12, 8, 4, 0, 12, 8, 4, 0, 12, 8, 4, 0), all);
+}
+inline void vsum4(vf a, vf b, vf c, vf d, float* out) { _mm_storeu_ps(out, _mm512_castps512_ps128(vmerge4(a, b, c, d, vadd))); }
 inline float vtop(vf a) { return _mm512_reduce_max_ps(a); }
+inline void vtop4(vf a, vf b, vf c, vf d, float* out) { _mm_storeu_ps(out, _mm512_castps512_ps128(vmerge4(a, b, c, d, vmax))); }
 // `x` where a >= b, else 0.
 inline vf vwhere_ge(vf a, vf b, vf x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), x); }
 // Those of `a` that are >= b, side by side from `p` on, where there is room for LANES; returns how many.
@@ -218,6 +229,12 @@ inline float vtop(vf a) {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+inline void vtop4(vf a, vf b, vf c, vf d, float* out) {  // the largest of each of four
+    vf ab = vmax(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    vf cd = vmax(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    vf tops = vmax(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(tops), _mm256_extractf128_ps(tops, 1)));
 }
 // `x` where a >= b, else 0.
 inline vf vwhere_ge(vf a, vf b, vf x) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ), x); }
@@ -352,6 +369,9 @@ inline vf vabs(vf a) { return a < 0 ? -a : a; }
 inline float vsum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 inline void vsum4(vf a, vf b, vf c, vf d, float* out) { out[0] = vsum(a), out[1] = vsum(b), out[2] = vsum(c), out[3] = vsum(d); }
 inline float vtop(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
+inline void vtop4(vf a, vf b, vf c, vf d, float* out) {
+    out[0] = vtop(a), out[1] = vtop(b), out[2] = vtop(c), out[3] = vtop(d);
+}
 inline vf vwhere_ge(vf a, vf b, vf x) { return a >= b ? x : vzero(); }
 inline int vstore_ge(float* p, vf a, vf b) {
     int count = 0;
