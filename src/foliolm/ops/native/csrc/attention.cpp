@@ -332,13 +332,15 @@ void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& 
     int64_t first = step_->starts[item.row] + item.first, each = rows_of(item);
     int64_t context = step_->used[item.row] - (step_->starts[item.row + 1] - step_->starts[item.row]) + item.first;
     float factor = 1.44269504f / std::sqrt(float(dim_));  // log2(e): scores are powers of two
+    int64_t head_queries = query_tiles(each) * BYTE_ROWS * dim_;
     begin_item(item, s);
     for (int64_t r = 0; r < item.heads * each; r++) {
         int64_t head = item.head + r / each, query = r % each / shared_;
         int64_t token = item.members ? s.members[size_t(query)]->token : first + query;
         const float* from = q + token * ldq + (head * shared_ + r % shared_) * dim_;
         take_query(from, factor, s.keys.data());
-        s.q[size_t(r)] = query_bytes(s.keys.data(), dim_, s.q_bytes.data() + r * dim_);
+        int8_t* to = s.q_bytes.data() + r / each * head_queries + query_place(r % each, dim_);
+        s.q[size_t(r)] = query_bytes(s.keys.data(), dim_, to, s.starts[size_t(r)]);
     }
     Runs runs[2];
     int64_t head_bytes = pages.run_bytes();
@@ -355,7 +357,7 @@ void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& 
         for (int64_t head = 0; head < item.heads; head++) {
             s.unit.take(now, head * head_bytes, dim_, ahead);
             int64_t base = head * each;
-            ByteRows rows{s.q_bytes.data() + base * dim_, s.q.data() + base, s.top.data() + base,
+            ByteRows rows{s.q_bytes.data() + head * head_queries, s.starts.data() + base, s.q.data() + base, s.top.data() + base,
                           s.sum.data() + base, s.out.data() + base * padded_, padded_};
             for (int64_t r = 0; r < each; r += BYTE_ROWS) {
                 int64_t hidden[BYTE_ROWS], seen[BYTE_ROWS], some = std::min<int64_t>(BYTE_ROWS, each - r);

@@ -46,7 +46,8 @@ private:
     struct Scratch {
         std::vector<float> q, keys, values, scores, out, top, sum;
         std::vector<const Member*> members;
-        std::vector<uint8_t> q_bytes;  // with q as the factors, where keys and values are bytes
+        std::vector<int8_t> q_bytes;  // with q as the factors, where keys and values are bytes
+        std::vector<int32_t> starts;
         ByteUnit unit;
     };
 

@@ -1,7 +1,8 @@
 // Attention over 8-bit keys and values in whole numbers: a few times fewer instructions than over floats made of them.
 //
-// Queries and the softmax's weights are rounded to 7 bits without a sign, so that a pair of products with 8 signed bits
-// fits in 16: queries with a scale a row, weights with one a row and unit of keys, the values' scales among them.
+// Products are of a byte without a sign and one with a sign, a pair of which fits in 16 bits. Queries are rounded to 7 bits,
+// ±63, with a scale a row, and meet keys that are made unsigned on the way, 128 more: what that adds is one number a row.
+// The softmax's weights are rounded to 0 … 127, with a scale a row and unit of keys, the values' scales among them.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +41,8 @@ public:
     Ahead(const Runs& runs, int64_t bytes, int64_t calls) : runs_(runs), bytes_(bytes) {
         lines_ = (runs.count() * ((bytes + 63) / 64) + calls - 1) / calls;
     }
-    void fetch() {
-        for (int64_t left = lines_; left > 0 && run_ < runs_.count(); left--) {
+    void fetch(int64_t calls = 1) {
+        for (int64_t left = calls * lines_; left > 0 && run_ < runs_.count(); left--) {
             __builtin_prefetch(runs_.keys[run_] + byte_);
             __builtin_prefetch(runs_.values[run_] + byte_);
             if ((byte_ += 64) >= bytes_) byte_ = 0, run_++;
@@ -58,7 +59,6 @@ class ByteUnit {
 public:
     const int8_t *keys[UNIT / PANEL], *values[UNIT / PANEL];
     float key_scales[UNIT], value_scales[UNIT];  // 0 for tokens that there are not
-    int32_t key_starts[UNIT];                    // what takes the queries' zero point out of the sums
 
     void grow(int64_t dim);
 
@@ -71,25 +71,31 @@ private:
     std::vector<int8_t> own_keys_, own_values_, zeros_;  // panels made of rows; [dim] in place of rows that there are not
 };
 
-// A query to [dim] bytes around 64; returns its scale, never 0.
-float query_bytes(const float* q, int64_t dim, uint8_t* out);
+// Queries lie in tiles of BYTE_ROWS, [dim / 4][BYTE_ROWS][4]. Those of one KV head begin a tile.
+inline int64_t query_tiles(int64_t rows) { return (rows + BYTE_ROWS - 1) / BYTE_ROWS; }
+inline int64_t query_place(int64_t row, int64_t dim) { return row / BYTE_ROWS * BYTE_ROWS * dim + row % BYTE_ROWS * 4; }
+
+// A query to bytes, from its place on; returns its scale, never 0, and where its scores start, which takes out what keys have
+// too much.
+float query_bytes(const float* q, int64_t dim, int8_t* place, int32_t& start);
 
 // Rows of one KV head while keys go by.
 struct ByteRows {
-    const uint8_t* q;     // [rows, dim]
-    const float* factor;  // [rows] from whole numbers to scores, as powers of two
-    float *top, *sum;     // [rows] the largest score so far, and the sum of 2^(score − top)
-    float* out;           // [rows, ldo] the weighted values' sums
+    const int8_t* q;       // tiles
+    const int32_t* start;  // [rows]
+    const float* factor;   // [rows] from whole numbers to scores, as powers of two
+    float *top, *sum;      // [rows] the largest score so far, and the sum of 2^(score − top)
+    float* out;            // [rows, ldo] the weighted values' sums
     int64_t ldo;
 };
 
 // How often the taking of a unit asks for what is ahead, and its meeting with some rows.
 constexpr int64_t TAKE_FETCHES = UNIT / PANEL;
 inline int64_t meet_fetches(int64_t rows, int64_t dim) {
-    return (rows + BYTE_ROWS - 1) / BYTE_ROWS * (UNIT / PANEL + dim / PANEL);
+    return query_tiles(rows) * (UNIT / PANEL + dim / PANEL);
 }
 
-// Rows `first … first + rows` (at most BYTE_ROWS) meet a unit: row r sees keys `hidden[r] … seen[r]` of it.
+// Rows `first … first + count`, a tile or what there is of it, meet a unit: row r sees keys `hidden[r] … seen[r]` of it.
 void meet_unit(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
                const int64_t* seen, Ahead& ahead);
 

@@ -136,6 +136,7 @@ inline vf vpow2(vf n) {  // 2^n for whole n
 inline vi iload(const void* p) { return _mm512_loadu_si512(p); }
 inline void istore(void* p, vi a) { _mm512_storeu_si512(p, a); }
 inline vi izero() { return _mm512_setzero_si512(); }
+inline vi iset(int32_t a) { return _mm512_set1_epi32(a); }
 inline vi ispread4(const void* p) {
     int32_t four;
     std::memcpy(&four, p, 4);
@@ -149,12 +150,15 @@ inline vf ifloat(vi a) { return _mm512_cvtepi32_ps(a); }
 // Sums of products of four unsigned bytes (at most 15) and four signed ones: eight calls, then dot4_sums.
 inline vi dot4(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 inline vi dot4_sums(vi acc) { return acc; }
-// Sums of products of four unsigned bytes (at most 127) and four signed ones.
-inline vi dot4_bytes(vi acc, vi u, vi s) { return _mm512_dpbusd_epi32(acc, u, s); }
-inline vi itimes64(vi a) { return _mm512_slli_epi32(a, 6); }
+// Sums of products of four unsigned bytes and four signed ones; two products side by side stay within 16 bits.
+inline vi dot4_bytes(vi acc, vi u, vi s) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s));  // of the intrinsic's sums, GCC copies each twice in a loop
+    return acc;
+}
+// Signed bytes as unsigned ones, 128 more.
+inline vi iflip(vi a) { return _mm512_xor_si512(a, _mm512_set1_epi32(int(0x80808080))); }
 inline vi keep(vi a) { return a; }  // there are registers enough
 inline vf keep(vf a) { return a; }
-inline vi inegate(vi a) { return _mm512_sub_epi32(_mm512_setzero_si512(), a); }
 inline vi ilow4(vi a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 
@@ -240,6 +244,7 @@ inline vf vpow2(vf n) {
 inline vi iload(const void* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline void istore(void* p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
 inline vi izero() { return _mm256_setzero_si256(); }
+inline vi iset(int32_t a) { return _mm256_set1_epi32(a); }
 inline vi ispread4(const void* p) {
     int32_t four;
     std::memcpy(&four, p, 4);
@@ -263,8 +268,7 @@ inline vf ifloat(vi a) { return _mm256_cvtepi32_ps(a); }
 inline vi dot4(vi acc, vi w, vi x) { return keep(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x))); }
 inline vi dot4_sums(vi acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
 inline vi dot4_bytes(vi acc, vi u, vi s) { return keep(_mm256_add_epi32(acc, dot4_sums(_mm256_maddubs_epi16(u, s)))); }
-inline vi itimes64(vi a) { return _mm256_slli_epi32(a, 6); }
-inline vi inegate(vi a) { return _mm256_sub_epi32(_mm256_setzero_si256(), a); }
+inline vi iflip(vi a) { return _mm256_xor_si256(a, _mm256_set1_epi32(int(0x80808080))); }
 inline vi ilow4(vi a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
 
@@ -340,6 +344,7 @@ inline vi iload(const void* p) {
 }
 inline void istore(void* p, vi a) { std::memcpy(p, &a, 16); }
 inline vi izero() { return vi{0, 0, 0, 0}; }
+inline vi iset(int32_t a) { return vi{a, a, a, a}; }
 inline vi ispread4(const void* p) {
     int32_t four;
     std::memcpy(&four, p, 4);
@@ -368,10 +373,9 @@ inline vi dot4(vi acc, vi w, vi x) {
 }
 inline vi dot4_sums(vi acc) { return acc; }
 inline vi dot4_bytes(vi acc, vi u, vi s) { return dot4(acc, u, s); }
-inline vi itimes64(vi a) { return a << 6; }
+inline vi iflip(vi a) { return a ^ int32_t(0x80808080); }
 inline vi keep(vi a) { return a; }
 inline vf keep(vf a) { return a; }
-inline vi inegate(vi a) { return -a; }
 inline vi ilow4(vi a) { return a & 0x0f0f0f0f; }
 inline vi ihigh4(vi a) { return (a >> 4) & 0x0f0f0f0f; }
 
