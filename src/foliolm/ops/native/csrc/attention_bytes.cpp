@@ -130,47 +130,54 @@ inline vf exp2_of(vf x) {
     return vmul(vfma(p, f, vset(1.0f)), vpow2(n));
 }
 
-// One row of scores to weights in bytes, their scale returned; rescales what was summed before. `top` is in powers of two.
-inline float soften(float* scores, int64_t hidden, int64_t seen, float factor, const float* value_scales, float& top,
-                    float& sum, float* out, int64_t dim, int8_t* weights) {
+// R rows of scores to weights in bytes, with their scales, and how much `less` what was summed before counts now: a row's
+// highest score, which its weights are powers below of, is a new one.
+template <int R>
+void soften(float* scores, const int64_t* hidden, const int64_t* seen, const float* value_scales, const ByteRows& rows,
+            int64_t first, int8_t* weights, float* scales, float* less) {
     constexpr int COUNT = UNIT / LANES;
-    for (int64_t j = 0; j < hidden; j++) scores[j] = NOTHING;
-    for (int64_t j = seen; j < UNIT; j++) scores[j] = NOTHING;
-    if (hidden >= seen) {
-        std::memset(weights, 0, UNIT);
-        return 0;
+    vf most[LANES], sums[LANES];
+    for (int r = 0; r < R; r++) {
+        float* row = scores + r * UNIT;
+        for (int64_t j = 0; j < hidden[r]; j++) row[j] = NOTHING;
+        for (int64_t j = seen[r]; j < UNIT; j++) row[j] = NOTHING;
+        most[r] = vload(row);
+        FOLIO_UNROLL
+        for (int i = 1; i < COUNT; i++) most[r] = vmax(most[r], vload(row + i * LANES));
     }
-    vf all[COUNT], tops = vload(scores);
-    FOLIO_UNROLL
-    for (int i = 1; i < COUNT; i++) tops = vmax(tops, vload(scores + i * LANES));
-    float highest = std::max(top, vtop(tops) * factor);
-    if (highest > top) {
-        float less = top == NOTHING ? 0.0f : std::exp2(top - highest);
-        sum *= less;
-        for (int64_t d = 0; d < dim; d += LANES) vstore(out + d, vmul(vload(out + d), vset(less)));
-        top = highest;
+    vf before = vload_some(rows.top + first, R), factors = vload_some(rows.factor + first, R);
+    vf tops = vmax(vmul(vtops<R>(most), factors), before), fewer = exp2_of(vsub(before, tops));
+    float highest[LANES], inverse[LANES];
+    vstore(highest, tops), vstore(less, fewer), vstore_some(rows.top + first, tops, R);
+    for (int r = 0; r < R; r++) {
+        float* row = scores + r * UNIT;
+        vf times = vset(rows.factor[first + r]), offset = vset(-highest[r]);
+        sums[r] = vzero(), most[r] = vzero();
+        FOLIO_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            vf e = exp2_of(vfma(vload(row + i * LANES), times, offset));
+            vf weight = vmul(e, vload(value_scales + i * LANES));
+            vstore(row + i * LANES, weight);
+            sums[r] = vadd(sums[r], e), most[r] = vmax(most[r], weight);
+        }
     }
-    vf sums = vzero(), most = vzero(), times = vset(factor), offset = vset(-highest);
-    FOLIO_UNROLL
-    for (int i = 0; i < COUNT; i++) {
-        vf e = exp2_of(vfma(vload(scores + i * LANES), times, offset));
-        all[i] = vmul(e, vload(value_scales + i * LANES));
-        sums = vadd(sums, e), most = vmax(most, all[i]);
+    vstore_some(rows.sum + first, vadd(vmul(vload_some(rows.sum + first, R), fewer), vsums<R>(sums)), R);
+    // Where all values are next to nothing, the inverse would overflow.
+    vf largest = vtops<R>(most), tiny = vset(1e-30f);
+    vstore(inverse, vwhere_ge(largest, tiny, vdiv(vset(127.0f), largest)));
+    vstore(scales, vwhere_ge(largest, tiny, vdiv(largest, vset(127.0f))));
+    for (int r = 0; r < R; r++) {
+        vf times = vset(inverse[r]);
+        FOLIO_UNROLL
+        for (int i = 0; i < COUNT; i++)
+            vstore_s8(weights + r * UNIT + i * LANES, vround(vmul(vload(scores + r * UNIT + i * LANES), times)));
     }
-    sum += vsum(sums);
-    float largest = vtop(most);
-    bool any = largest > 1e-30f;  // else all values are next to nothing, and the inverse would overflow
-    vf inverse = vset(any ? 127.0f / largest : 0.0f);
-    FOLIO_UNROLL
-    for (int i = 0; i < COUNT; i++)
-        vstore_s8(weights + i * LANES, vround(vmul(all[i], inverse)));
-    return any ? largest / 127.0f : 0.0f;
 }
 
 // Adds the weighted values to P panels of columns.
 template <int R, int P>
-inline void add_panels(const ByteUnit& unit, const int8_t* weights, const float* scales, int64_t count, int64_t panel,
-                       float* out, int64_t ldo) {
+inline void add_panels(const ByteUnit& unit, const int8_t* weights, const float* scales, const float* less, int64_t count,
+                       int64_t panel, float* out, int64_t ldo) {
     Sums<R, P> sums;
     FOLIO_UNROLL
     for (int r = 0; r < R; r++)
@@ -184,27 +191,27 @@ inline void add_panels(const ByteUnit& unit, const int8_t* weights, const float*
     }
     FOLIO_UNROLL
     for (int r = 0; r < R; r++) {
-        vf scale = vset(scales[r]);
+        vf scale = vset(scales[r]), fewer = vset(less[r]);
         FOLIO_UNROLL
         for (int v = 0; v < P * NV; v++) {
             float* to = out + r * ldo + panel * PANEL + v * LANES;
-            vstore(to, vfma(ifloat(sums[r][v]), scale, vload(to)));
+            vstore(to, vfma(ifloat(sums[r][v]), scale, vmul(vload(to), fewer)));
         }
     }
 }
 
 template <int R>
-void add_values(const ByteUnit& unit, int64_t dim, const int8_t* weights, const float* scales, int64_t count, float* out,
-                int64_t ldo, Ahead& ahead) {
+void add_values(const ByteUnit& unit, int64_t dim, const int8_t* weights, const float* scales, const float* less, int64_t count,
+                float* out, int64_t ldo, Ahead& ahead) {
     constexpr int P = panels_of<R>();
     int64_t panel = 0, panels = dim / PANEL;
     for (; panel + P <= panels; panel += P) {
         ahead.fetch(P);
-        add_panels<R, P>(unit, weights, scales, count, panel, out, ldo);
+        add_panels<R, P>(unit, weights, scales, less, count, panel, out, ldo);
     }
     for (; panel < panels; panel++) {
         ahead.fetch();
-        add_panels<R, 1>(unit, weights, scales, count, panel, out, ldo);
+        add_panels<R, 1>(unit, weights, scales, less, count, panel, out, ldo);
     }
 }
 
@@ -213,16 +220,12 @@ void meet(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first
           Ahead& ahead) {
     alignas(64) float scores[R * UNIT];
     alignas(64) int8_t weights[R * UNIT];
-    float scales[R];
+    float scales[LANES], less[LANES];
     int64_t count = *std::max_element(seen, seen + R);
     if (count <= 0) return;
     scores_of<R>(unit, dim, rows.q + first * dim, rows.start + first, count, scores, ahead);
-    for (int64_t r = 0; r < R; r++) {
-        int64_t row = first + r;
-        scales[r] = soften(scores + r * UNIT, hidden[r], seen[r], rows.factor[row], unit.value_scales, rows.top[row],
-                           rows.sum[row], rows.out + row * rows.ldo, dim, weights + r * UNIT);
-    }
-    add_values<R>(unit, dim, weights, scales, count, rows.out + first * rows.ldo, rows.ldo, ahead);
+    soften<R>(scores, hidden, seen, unit.value_scales, rows, first, weights, scales, less);
+    add_values<R>(unit, dim, weights, scales, less, count, rows.out + first * rows.ldo, rows.ldo, ahead);
 }
 
 template <int R>

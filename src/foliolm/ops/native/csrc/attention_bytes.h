@@ -16,12 +16,15 @@ namespace folio {
 
 constexpr int64_t UNIT = 64;  // keys that are looked at together
 
-// Rows of queries that accumulators fit in registers for.
+// Rows of queries that accumulators fit in registers for, and lanes of a vector.
 #if defined(FOLIO_AVX512)
 constexpr int BYTE_ROWS = 12;
-#else
+#elif defined(FOLIO_AVX2)
 constexpr int BYTE_ROWS = 6;
+#else
+constexpr int BYTE_ROWS = 4;
 #endif
+static_assert(BYTE_ROWS <= LANES);
 
 // Whether heads of so many dimensions can be computed so: whole panels.
 inline bool has_byte_panels(int64_t dim) { return dim % PANEL == 0; }

@@ -85,6 +85,9 @@ using vi = __m512i;
 inline vf vzero() { return _mm512_setzero_ps(); }
 inline vf vload(const float* p) { return _mm512_loadu_ps(p); }
 inline void vstore(float* p, vf a) { _mm512_storeu_ps(p, a); }
+// The first `count` lanes, at most LANES; the others are 0, or stay in memory what they were.
+inline vf vload_some(const float* p, int count) { return _mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), p); }
+inline void vstore_some(float* p, vf a, int count) { _mm512_mask_storeu_ps(p, __mmask16((1u << count) - 1), a); }
 inline vf vset(float a) { return _mm512_set1_ps(a); }
 inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 inline vf vadd(vf a, vf b) { return _mm512_add_ps(a, b); }
@@ -170,6 +173,12 @@ using vi = __m256i;
 inline vf vzero() { return _mm256_setzero_ps(); }
 inline vf vload(const float* p) { return _mm256_loadu_ps(p); }
 inline void vstore(float* p, vf a) { _mm256_storeu_ps(p, a); }
+// The first `count` lanes, at most LANES; the others are 0, or stay in memory what they were.
+inline __m256i vfirst(int count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
+}
+inline vf vload_some(const float* p, int count) { return _mm256_maskload_ps(p, vfirst(count)); }
+inline void vstore_some(float* p, vf a, int count) { _mm256_maskstore_ps(p, vfirst(count), a); }
 inline vf vset(float a) { return _mm256_set1_ps(a); }
 inline vf vfma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 inline vf vadd(vf a, vf b) { return _mm256_add_ps(a, b); }
@@ -287,6 +296,12 @@ inline vf vload(const float* p) {
     return a;
 }
 inline void vstore(float* p, vf a) { std::memcpy(p, &a, 16); }
+inline vf vload_some(const float* p, int count) {
+    vf a = {0, 0, 0, 0};
+    std::memcpy(&a, p, size_t(count) * 4);
+    return a;
+}
+inline void vstore_some(float* p, vf a, int count) { std::memcpy(p, &a, size_t(count) * 4); }
 inline vf vset(float a) { return vf{a, a, a, a}; }
 inline vf vfma(vf a, vf b, vf c) { return a * b + c; }
 inline vf vadd(vf a, vf b) { return a + b; }
@@ -420,6 +435,49 @@ inline void transpose8(__m256 (&r)[8]) {
     for (int i = 0; i < 8; i++) r[i] = t[i];
 }
 #endif
+
+// Rows become lanes: what `op` makes of each of R vectors' lanes, in the order of vsum. Pairs of vectors are halved into one
+// until one is left; the pairs are such that its lanes are the rows in order.
+#if defined(FOLIO_AVX512) || defined(FOLIO_AVX2)
+template <int R, int APART, int BEFORE, class Halve>  // BEFORE: distances that were halved before
+inline void vhalve(vf (&v)[LANES], Halve halve) {
+    FOLIO_UNROLL
+    for (int i = 0; i < R; i++)
+        if (!(i & (APART | BEFORE))) v[i] = halve(v[i], i + APART < R ? v[i + APART] : v[i]);
+}
+#endif
+#if defined(FOLIO_AVX512)
+template <int R, class Op>
+inline vf vacross(vf (&v)[LANES], Op op) {
+    vhalve<R, 4, 0>(v, [&](vf a, vf b) { return op(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); });
+    vhalve<R, 8, 4>(v, [&](vf a, vf b) { return op(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); });
+    vhalve<R, 1, 12>(v, [&](vf a, vf b) { return op(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee)); });
+    vhalve<R, 2, 13>(v, [&](vf a, vf b) { return op(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); });
+    return v[0];
+}
+#elif defined(FOLIO_AVX2)
+template <int R, class Op>
+inline vf vacross(vf (&v)[LANES], Op op) {
+    vhalve<R, 4, 0>(v, [&](vf a, vf b) { return op(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)); });
+    vhalve<R, 1, 4>(v, [&](vf a, vf b) { return op(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee)); });
+    vhalve<R, 2, 5>(v, [&](vf a, vf b) { return op(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd)); });
+    return v[0];
+}
+#else
+template <int R, class Op>
+inline vf vacross(vf (&v)[LANES], Op op) {
+    vf all = vzero();
+    for (int i = 0; i < R; i++) {
+        vf two = op(v[i], vf{v[i][2], v[i][3], 0, 0});
+        all[i] = op(two, vf{two[1], 0, 0, 0})[0];
+    }
+    return all;
+}
+#endif
+template <int R>
+inline vf vsums(vf (&v)[LANES]) { return vacross<R>(v, [](vf a, vf b) { return vadd(a, b); }); }
+template <int R>
+inline vf vtops(vf (&v)[LANES]) { return vacross<R>(v, [](vf a, vf b) { return vmax(a, b); }); }
 
 inline vf vsilu(vf x) {
     // Far below zero the result vanishes before e^-x overflows.
