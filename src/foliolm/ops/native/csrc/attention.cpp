@@ -42,6 +42,20 @@ auto with_format(int64_t format, F&& f) {
     return f(I8());
 }
 
+// to[i] = from[i] · factor.
+void times(const float* from, float factor, int64_t dim, float* to) {
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) vstore(to + i, vmul(vload(from + i), vset(factor)));
+    for (; i < dim; i++) to[i] = from[i] * factor;
+}
+
+// to[i] += from[i] · factor.
+void add(const float* from, float factor, int64_t dim, float* to) {
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) vstore(to + i, vfma(vload(from + i), vset(factor), vload(to + i)));
+    for (; i < dim; i++) to[i] += from[i] * factor;
+}
+
 float scale_of(const uint8_t* row, int64_t dim) {
     float scale;
     std::memcpy(&scale, row + dim, 4);
@@ -284,10 +298,9 @@ void AttentionPlan::single_unit(const Pages& pages, const uint8_t* const* keys, 
 
 void AttentionPlan::take_query(const float* from, float factor, float* to) const {
     if (turned_)
-        hadamard(from, dim_, to);
+        hadamard(from, dim_, to, factor);
     else
-        std::memcpy(to, from, size_t(dim_) * 4);
-    for (int64_t i = 0; i < dim_; i++) to[i] *= factor;
+        times(from, factor, dim_, to);
 }
 
 // Rows of queries with one KV head of an item.
@@ -320,8 +333,7 @@ void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
         }
         int64_t at = member ? member->token : token + query;
         float* to = out + (at * heads_ + (item.head + head) * shared_ + own) * dim_;
-        float inverse = 1.0f / sum;
-        for (int64_t i = 0; i < dim_; i++) to[i] = from[i] * inverse;
+        times(from, 1.0f / sum, dim_, to);
         if (turned_) hadamard(to, dim_, to);
     }
 }
@@ -445,9 +457,9 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
             for (int64_t i = 0; i < merge.parts; i++) {
                 float factor = in_twos ? std::exp2(part(i)[padded_] - top) : std::exp(part(i)[padded_] - top);
                 sum += factor * part(i)[padded_ + 1];
-                for (int64_t d = 0; d < dim_; d++) to[d] += factor * part(i)[d];
+                add(part(i), factor, dim_, to);
             }
-            for (int64_t d = 0; d < dim_; d++) to[d] /= sum;
+            times(to, 1.0f / sum, dim_, to);
             if (turned_) hadamard(to, dim_, to);
         }
     }
