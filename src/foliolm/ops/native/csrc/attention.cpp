@@ -355,7 +355,7 @@ void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& 
         s.q[size_t(r)] = query_bytes(s.keys.data(), dim_, to, s.starts[size_t(r)]);
     }
     Runs runs[2];
-    int64_t head_bytes = pages.run_bytes();
+    int64_t head_bytes = pages.run_bytes(), together = std::clamp<int64_t>(BYTE_ROWS / each, 1, BYTE_HEADS);
     int at = 0;
     gather(item, pages, item.begin, runs[0]);
     for (int64_t begin = item.begin; begin < item.end; begin += UNIT, at ^= 1) {
@@ -366,19 +366,19 @@ void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& 
         if (next) gather(*next, pages, next == &item ? begin + UNIT : next->begin, then);
         int64_t calls = item.heads * (TAKE_FETCHES + meet_fetches(each, dim_));
         Ahead ahead(then, next ? next->heads * head_bytes : 0, calls);
-        for (int64_t head = 0; head < item.heads; head++) {
-            s.unit.take(now, head * head_bytes, dim_, ahead);
-            int64_t base = head * each;
-            ByteRows rows{s.q_bytes.data() + head * head_queries, s.starts.data() + base, s.q.data() + base, s.top.data() + base,
-                          s.sum.data() + base, s.out.data() + base * padded_, padded_};
+        for (int64_t head = 0; head < item.heads; head += together) {
+            int64_t heads = std::min(together, item.heads - head), base = head * each;
+            for (int64_t h = 0; h < heads; h++) s.units[h].take(now, (head + h) * head_bytes, dim_, ahead);
+            ByteRows rows{s.q_bytes.data() + head * head_queries, head_queries, s.starts.data() + base, s.q.data() + base,
+                          s.top.data() + base, s.sum.data() + base, s.out.data() + base * padded_, padded_};
             for (int64_t r = 0; r < each; r += BYTE_ROWS) {
                 int64_t hidden[BYTE_ROWS], seen[BYTE_ROWS], some = std::min<int64_t>(BYTE_ROWS, each - r);
-                for (int64_t i = 0; i < some; i++) {
-                    int64_t query = item.members ? 0 : (r + i) / shared_, end = context + query + 1 - begin;
+                for (int64_t i = 0; i < heads * some; i++) {
+                    int64_t query = item.members ? 0 : (r + i % some) / shared_, end = context + query + 1 - begin;
                     seen[i] = std::clamp<int64_t>(end, 0, now.tokens);
                     hidden[i] = group_->window ? std::clamp<int64_t>(end - group_->window, 0, seen[i]) : 0;
                 }
-                meet_unit(s.unit, dim_, rows, r, some, hidden, seen, ahead);
+                meet_unit(s.units, heads, dim_, rows, r, some, hidden, seen, ahead);
             }
         }
     }

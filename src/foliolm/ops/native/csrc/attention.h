@@ -48,7 +48,7 @@ private:
         std::vector<const Member*> members;
         std::vector<int8_t> q_bytes;  // with q as the factors, where keys and values are bytes
         std::vector<int32_t> starts;
-        ByteUnit unit;
+        ByteUnit units[BYTE_HEADS];
     };
 
     void single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace folio {
 namespace {
@@ -51,6 +52,13 @@ void pack_keys(const int8_t* const* rows, int64_t dim, int8_t* out) {
 #endif
     for (; i < dim; i += 4)
         for (int key = 0; key < PANEL; key++) std::memcpy(out + key_place(key, i), rows[key] + i, 4);
+}
+
+// The scales of a panel's first `there` tokens; 0 for the others.
+inline void take_scales(const int8_t* from, int64_t there, float* to) {
+    FOLIO_UNROLL
+    for (int i = 0; i < PANEL; i += LANES)
+        vstore(to + i, vload_some(reinterpret_cast<const float*>(from) + i, int(std::clamp<int64_t>(there - i, 0, LANES))));
 }
 
 // Panels that R rows meet together: each four of the rows is then loaded once for all of them, and there are sums enough
@@ -133,8 +141,8 @@ inline vf exp2_of(vf x) {
 // R rows of scores to weights in bytes, with their scales, and how much `less` what was summed before counts now: a row's
 // highest score, which its weights are powers below of, is a new one.
 template <int R>
-void soften(float* scores, const int64_t* hidden, const int64_t* seen, const float* value_scales, const ByteRows& rows,
-            int64_t first, int8_t* weights, float* scales, float* less) {
+void soften(float* scores, const int64_t* hidden, const int64_t* seen, const float* const* value_scales,
+            const ByteRows& rows, int64_t first, int8_t* weights, float* scales, float* less) {
     constexpr int COUNT = UNIT / LANES;
     vf most[LANES], sums[LANES];
     for (int r = 0; r < R; r++) {
@@ -156,7 +164,7 @@ void soften(float* scores, const int64_t* hidden, const int64_t* seen, const flo
         FOLIO_UNROLL
         for (int i = 0; i < COUNT; i++) {
             vf e = exp2_of(vfma(vload(row + i * LANES), times, offset));
-            vf weight = vmul(e, vload(value_scales + i * LANES));
+            vf weight = vmul(e, vload(value_scales[r] + i * LANES));
             vstore(row + i * LANES, weight);
             sums[r] = vadd(sums[r], e), most[r] = vmax(most[r], weight);
         }
@@ -215,25 +223,12 @@ void add_values(const ByteUnit& unit, int64_t dim, const int8_t* weights, const 
     }
 }
 
-template <int R>
-void meet(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, const int64_t* hidden, const int64_t* seen,
-          Ahead& ahead) {
-    alignas(64) float scores[R * UNIT];
-    alignas(64) int8_t weights[R * UNIT];
-    float scales[LANES], less[LANES];
-    int64_t count = *std::max_element(seen, seen + R);
-    if (count <= 0) return;
-    scores_of<R>(unit, dim, rows.q + first * dim, rows.start + first, count, scores, ahead);
-    soften<R>(scores, hidden, seen, unit.value_scales, rows, first, weights, scales, less);
-    add_values<R>(unit, dim, weights, scales, less, count, rows.out + first * rows.ldo, rows.ldo, ahead);
-}
-
-template <int R>
-void meet_some(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
-               const int64_t* seen, Ahead& ahead) {
+// f of `count` as a constant, from 1 to R.
+template <int R = BYTE_ROWS, class F>
+void with_rows(int64_t count, F&& f) {
     if constexpr (R > 0) {
-        if (count == R) return meet<R>(unit, dim, rows, first, hidden, seen, ahead);
-        meet_some<R - 1>(unit, dim, rows, first, count, hidden, seen, ahead);
+        if (count == R) return f(std::integral_constant<int, R>());
+        with_rows<R - 1>(count, f);
     }
 }
 
@@ -247,16 +242,15 @@ void ByteUnit::grow(int64_t dim) {
 void ByteUnit::take(const Runs& runs, int64_t offset, int64_t dim, Ahead& ahead) {
     for (int64_t first = 0; first < runs.tokens; first += PANEL) {
         int64_t panel = first / PANEL, there = std::min<int64_t>(PANEL, runs.tokens - first);
-        // What lies behind the last token is left of others, or never was written.
-        std::fill_n(key_scales + first, PANEL, 0.0f), std::fill_n(value_scales + first, PANEL, 0.0f);
         ahead.fetch();
         if (runs.each == 1) {
             pack(runs, offset, dim, first, there);
         } else {
             keys[panel] = reinterpret_cast<const int8_t*>(runs.keys[panel] + offset);
             values[panel] = reinterpret_cast<const int8_t*>(runs.values[panel] + offset);
-            std::memcpy(key_scales + first, keys[panel] + dim * PANEL, size_t(there) * 4);
-            std::memcpy(value_scales + first, values[panel] + dim * PANEL, size_t(there) * 4);
+            // What lies behind the last token is left of others, or never was written.
+            take_scales(keys[panel] + dim * PANEL, there, key_scales + first);
+            take_scales(values[panel] + dim * PANEL, there, value_scales + first);
         }
     }
     for (int64_t t = (runs.tokens + PANEL - 1) / PANEL * PANEL; t < UNIT; t++) value_scales[t] = 0;
@@ -268,6 +262,7 @@ void ByteUnit::pack(const Runs& runs, int64_t offset, int64_t dim, int64_t first
     for (int64_t t = 0; t < PANEL; t++) {
         k[t] = t < there ? reinterpret_cast<const int8_t*>(runs.keys[first + t] + offset) : zeros_.data();
         v[t] = t < there ? reinterpret_cast<const int8_t*>(runs.values[first + t] + offset) : zeros_.data();
+        key_scales[first + t] = value_scales[first + t] = 0;
         if (t >= there) continue;
         std::memcpy(key_scales + first + t, k[t] + dim, 4);
         std::memcpy(value_scales + first + t, v[t] + dim, 4);
@@ -297,9 +292,28 @@ float query_bytes(const float* q, int64_t dim, int8_t* place, int32_t& start) {
     return top / 63.0f;
 }
 
-void meet_unit(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
-               const int64_t* seen, Ahead& ahead) {
-    meet_some<BYTE_ROWS>(unit, dim, rows, first, count, hidden, seen, ahead);
+void meet_unit(const ByteUnit* units, int64_t heads, int64_t dim, const ByteRows& rows, int64_t first, int64_t count,
+               const int64_t* hidden, const int64_t* seen, Ahead& ahead) {
+    alignas(64) float scores[BYTE_ROWS * UNIT];
+    alignas(64) int8_t weights[BYTE_ROWS * UNIT];
+    float scales[LANES], less[LANES];
+    const float* value_scales[BYTE_ROWS];
+    int64_t keys = *std::max_element(seen, seen + heads * count);
+    if (keys <= 0) return;
+    with_rows(count, [&](auto r) {
+        for (int64_t h = 0; h < heads; h++)
+            scores_of<r()>(units[h], dim, rows.q + h * rows.ldq + first * dim, rows.start + first + h * count, keys,
+                           scores + h * count * UNIT, ahead);
+    });
+    for (int64_t i = 0; i < heads * count; i++) value_scales[i] = units[i / count].value_scales;
+    with_rows(heads * count, [&](auto r) {
+        soften<r()>(scores, hidden, seen, value_scales, rows, first, weights, scales, less);
+    });
+    with_rows(count, [&](auto r) {
+        for (int64_t h = 0; h < heads; h++)
+            add_values<r()>(units[h], dim, weights + h * count * UNIT, scales + h * count, less + h * count, keys,
+                            rows.out + (first + h * count) * rows.ldo, rows.ldo, ahead);
+    });
 }
 
 }  // namespace folio

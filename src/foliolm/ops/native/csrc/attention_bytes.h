@@ -26,6 +26,9 @@ constexpr int BYTE_ROWS = 4;
 #endif
 static_assert(BYTE_ROWS <= LANES);
 
+// Heads that few rows meet together at most (see meet_unit).
+constexpr int64_t BYTE_HEADS = 4;
+
 // Whether heads of so many dimensions can be computed so: whole panels.
 inline bool has_byte_panels(int64_t dim) { return dim % PANEL == 0; }
 
@@ -82,9 +85,10 @@ inline int64_t query_place(int64_t row, int64_t dim) { return row / BYTE_ROWS * 
 // too much.
 float query_bytes(const float* q, int64_t dim, int8_t* place, int32_t& start);
 
-// Rows of one KV head while keys go by.
+// Rows of a KV head while keys go by, and behind them those of the next.
 struct ByteRows {
     const int8_t* q;       // tiles
+    int64_t ldq;           // from one head's tiles to the next one's
     const int32_t* start;  // [rows]
     const float* factor;   // [rows] from whole numbers to scores, as powers of two
     float *top, *sum;      // [rows] the largest score so far, and the sum of 2^(score − top)
@@ -98,8 +102,10 @@ inline int64_t meet_fetches(int64_t rows, int64_t dim) {
     return query_tiles(rows) * (UNIT / PANEL + dim / PANEL);
 }
 
-// Rows `first … first + count`, a tile or what there is of it, meet a unit: row r sees keys `hidden[r] … seen[r]` of it.
-void meet_unit(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
-               const int64_t* seen, Ahead& ahead);
+// Rows `first … first + count` of a head, a tile or what there is of it, meet a unit of keys: row r sees keys
+// `hidden[r] … seen[r]` of it. Where those are all of a head's rows, and fit in a tile `heads` times, rows of several heads
+// meet each their own head's unit: much of the softmax is waiting for one result before the next, whatever their number.
+void meet_unit(const ByteUnit* units, int64_t heads, int64_t dim, const ByteRows& rows, int64_t first, int64_t count,
+               const int64_t* hidden, const int64_t* seen, Ahead& ahead);
 
 }  // namespace folio
