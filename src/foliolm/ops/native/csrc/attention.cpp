@@ -67,23 +67,25 @@ void AttentionPlan::begin_item(const Item& item, Scratch& s) const {
 
 // A finished item's results, or a split's for the merge.
 void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
-    int64_t token = step_->starts[item.row] + item.first, each = rows_of(item);
-    for (int64_t r = 0; r < item.heads * each; r++) {
-        const float* from = s.out.data() + r * padded_;
-        float top = s.top[size_t(r)], sum = s.sum[size_t(r)];
-        int64_t head = r / each, query = r % each / shared_, own = r % shared_;
-        const Member* member = item.members ? s.members[size_t(query)] : nullptr;
-        if (member && member->part >= 0) {
-            float* to = partial_.data() + ((member->part + head * member->splits) * shared_ + own) * (padded_ + 2);
-            std::memcpy(to, from, size_t(dim_) * 4);
-            to[padded_] = top, to[padded_ + 1] = sum;
-            continue;
+    int64_t token = step_->starts[item.row] + item.first, queries = rows_of(item) / shared_, r = 0;
+    for (int64_t head = 0; head < item.heads; head++)
+        for (int64_t query = 0; query < queries; query++) {
+            const Member* member = item.members ? s.members[size_t(query)] : nullptr;
+            int64_t at = member ? member->token : token + query;
+            for (int64_t own = 0; own < shared_; own++, r++) {
+                const float* from = s.out.data() + r * padded_;
+                float top = s.top[size_t(r)], sum = s.sum[size_t(r)];
+                if (member && member->part >= 0) {
+                    float* to = partial_.data() + ((member->part + head * member->splits) * shared_ + own) * (padded_ + 2);
+                    std::memcpy(to, from, size_t(dim_) * 4);
+                    to[padded_] = top, to[padded_ + 1] = sum;
+                    continue;
+                }
+                float* to = out + (at * heads_ + (item.head + head) * shared_ + own) * dim_;
+                times(from, 1.0f / sum, dim_, to);
+                if (turned_) hadamard(to, dim_, to);
+            }
         }
-        int64_t at = member ? member->token : token + query;
-        float* to = out + (at * heads_ + (item.head + head) * shared_ + own) * dim_;
-        times(from, 1.0f / sum, dim_, to);
-        if (turned_) hadamard(to, dim_, to);
-    }
 }
 
 // Keys and values in 8 bits, whatever the item. While a unit is computed, the next one's are on their way: the item's own, or
@@ -94,13 +96,18 @@ void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& 
     float factor = 1.44269504f / std::sqrt(float(dim_));  // log2(e): scores are powers of two
     int64_t head_queries = query_tiles(each) * BYTE_ROWS * dim_;
     begin_item(item, s);
-    for (int64_t r = 0; r < item.heads * each; r++) {
-        int64_t head = item.head + r / each, query = r % each / shared_;
-        int64_t token = item.members ? s.members[size_t(query)]->token : first + query;
-        const float* from = q + token * ldq + (head * shared_ + r % shared_) * dim_;
-        take_query(from, factor, s.keys.data());
-        int8_t* to = s.q_bytes.data() + r / each * head_queries + query_place(r % each, dim_);
-        s.q[size_t(r)] = query_bytes(s.keys.data(), dim_, to, s.starts[size_t(r)]);
+    for (int64_t head = 0, r = 0; head < item.heads; head++) {
+        int8_t* tiles = s.q_bytes.data() + head * head_queries;
+        for (int64_t query = 0; query < each / shared_; query++) {
+            int64_t token = item.members ? s.members[size_t(query)]->token : first + query;
+            const float* from = q + token * ldq + (item.head + head) * shared_ * dim_;
+            for (int64_t own = 0; own < shared_; own++, r++) {
+                take_query(from + own * dim_, factor, s.keys.data());
+                int8_t* to = tiles + query_place(query * shared_ + own, dim_);
+                s.q[size_t(r)] = query_bytes(s.keys.data(), dim_, to, s.starts[size_t(r)]);
+                s.ends[size_t(r)] = int32_t(context + (item.members ? 0 : query) + 1);
+            }
+        }
     }
     Runs runs[2];
     int64_t head_bytes = pages.run_bytes(), together = std::clamp<int64_t>(BYTE_ROWS / each, 1, BYTE_HEADS);
@@ -122,7 +129,7 @@ void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& 
             for (int64_t r = 0; r < each; r += BYTE_ROWS) {
                 int64_t hidden[BYTE_ROWS], seen[BYTE_ROWS], some = std::min<int64_t>(BYTE_ROWS, each - r);
                 for (int64_t i = 0; i < heads * some; i++) {
-                    int64_t query = item.members ? 0 : (r + i % some) / shared_, end = context + query + 1 - begin;
+                    int64_t end = s.ends[size_t(base + r + i)] - begin;
                     seen[i] = std::clamp<int64_t>(end, 0, now.tokens);
                     hidden[i] = group_->window ? std::clamp<int64_t>(end - group_->window, 0, seen[i]) : 0;
                 }

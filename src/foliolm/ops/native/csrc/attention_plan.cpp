@@ -61,7 +61,7 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
         grow(s.q, rows * dim), grow(s.keys, 2 * UNIT * padded_), grow(s.values, UNIT * padded_);
         grow(s.scores, rows * UNIT), grow(s.out, rows * padded_), grow(s.top, rows), grow(s.sum, rows);
         if (int64_t size = (rows + heads * BYTE_ROWS) * dim; int64_t(s.q_bytes.size()) < size) s.q_bytes.resize(size_t(size));
-        if (int64_t(s.starts.size()) < rows) s.starts.resize(size_t(rows));
+        if (int64_t(s.starts.size()) < rows) s.starts.resize(size_t(rows)), s.ends.resize(size_t(rows));
         for (auto& unit : s.units) unit.grow(dim);
     }
 }
