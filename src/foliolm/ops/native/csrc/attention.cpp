@@ -90,7 +90,8 @@ void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
 
 // Keys and values in 8 bits, whatever the item. While a unit is computed, the next one's are on their way: the item's own, or
 // the first of the item that this thread does next.
-void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
+void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& pages, const float* q, int64_t ldq, float* out,
+                          Scratch& s) {
     int64_t first = step_->starts[item.row] + item.first, each = rows_of(item);
     int64_t context = step_->used[item.row] - (step_->starts[item.row + 1] - step_->starts[item.row]) + item.first;
     float factor = 1.44269504f / std::sqrt(float(dim_));  // log2(e): scores are powers of two
