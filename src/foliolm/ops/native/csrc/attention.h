@@ -46,8 +46,9 @@ private:
     struct Scratch {
         std::vector<float> q, keys, values, scores, out, top, sum;
         std::vector<const Member*> members;
-        std::vector<uint8_t> q_bytes;  // with q as the factors, where keys and values are bytes
-        ByteUnit unit;
+        std::vector<int8_t> q_bytes;  // with q as the factors, where keys and values are bytes
+        std::vector<int32_t> starts, ends;  // of a row's scores (see query_bytes), and behind the last key that it sees
+        ByteUnit units[BYTE_HEADS];
     };
 
     void single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);

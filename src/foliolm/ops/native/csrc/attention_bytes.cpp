@@ -4,12 +4,17 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace folio {
 namespace {
 
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-constexpr int ZERO = 64;  // the byte of a query's value 0 (see itimes64)
+#if defined(FOLIO_AVX512)
+constexpr int SUMS = 24;  // rows times panels that registers hold the sums of
+#else
+constexpr int SUMS = 6;
+#endif
 #if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
 // Four bytes of each of eight rows, eight times.
 inline void transpose_quads(const int8_t* const* rows, int64_t at, int8_t* out) {
@@ -49,57 +54,75 @@ void pack_keys(const int8_t* const* rows, int64_t dim, int8_t* out) {
         for (int key = 0; key < PANEL; key++) std::memcpy(out + key_place(key, i), rows[key] + i, 4);
 }
 
-// −ZERO times the sum of each of a panel's keys.
-void take_starts(const int8_t* panel, int64_t dim, int32_t* starts) {
-    vi sums[NV], ones = ispread4("\1\1\1\1");
+// The scales of a panel's first `there` tokens; 0 for the others.
+inline void take_scales(const int8_t* from, int64_t there, float* to) {
     FOLIO_UNROLL
-    for (int v = 0; v < NV; v++) sums[v] = izero();
-    for (int64_t i = 0; i < dim; i += 4, panel += QUAD)
-        FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) sums[v] = dot4(sums[v], ones, iload(panel + v * 4 * LANES));
-    FOLIO_UNROLL
-    for (int v = 0; v < NV; v++) istore(starts + v * LANES, inegate(itimes64(dot4_sums(sums[v]))));
+    for (int i = 0; i < PANEL; i += LANES)
+        vstore(to + i, vload_some(reinterpret_cast<const float*>(from) + i, int(std::clamp<int64_t>(there - i, 0, LANES))));
 }
 
+// Panels that R rows meet together: each four of the rows is then loaded once for all of them, and there are sums enough
+// under way to hide how long a product takes.
 template <int R>
-using Sums = vi[R][NV];
+constexpr int panels_of() {
+    return R <= SUMS / 4 ? 4 : R <= SUMS / 2 ? 2 : 1;
+}
 
-// sums[r][lane] += Σ x[r][i] · w[i / 4][lane][i % 4] over `quads` fours.
-template <int R>
-inline void add_dots(Sums<R>& sums, const uint8_t* x, int64_t ldx, const int8_t* w, int64_t quads) {
-    for (int64_t t = 0; t < quads; t++, w += QUAD, x += 4) {
-        vi part[NV];
+template <int R, int P>
+using Sums = vi[R][P * NV];
+
+// sums[r][p][lane] += Σ x[r][i] · w[p][i / 4][lane][i % 4] over `quads` fours, a row's fours STEP bytes apart and rows LDX;
+// KEYS are flipped to meet rows with a sign.
+template <int R, int P, bool KEYS, int STEP, int LDX>
+inline void add_dots(Sums<R, P>& sums, const int8_t* x, const int8_t* const* w, int64_t quads) {
+    for (int64_t t = 0; t < quads; t++, x += STEP) {
+        vi part[P * NV];
         FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) part[v] = iload(w + v * 4 * LANES);
+        for (int v = 0; v < P * NV; v++) {
+            part[v] = iload(w[v / NV] + t * QUAD + v % NV * 4 * LANES);
+            if constexpr (KEYS) part[v] = iflip(part[v]);
+        }
         FOLIO_UNROLL
         for (int r = 0; r < R; r++) {
-            vi four = ispread4(x + r * ldx);
+            vi four = ispread4(x + r * LDX);
             FOLIO_UNROLL
-            for (int v = 0; v < NV; v++) sums[r][v] = dot4_bytes(sums[r][v], four, part[v]);
+            for (int v = 0; v < P * NV; v++)
+                sums[r][v] = KEYS ? dot4_bytes(sums[r][v], part[v], four) : dot4_bytes(sums[r][v], four, part[v]);
         }
     }
 }
 
-// scores[r][key] in units of the row's factor, for the unit's first `count` keys and some behind them.
+// scores[r][key] in units of the row's factor, for P panels of keys.
+template <int R, int P>
+inline void scores_of_panels(const ByteUnit& unit, int64_t dim, const int8_t* q, const int32_t* starts, int64_t panel,
+                             float* scores) {
+    Sums<R, P> sums;
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++)
+        FOLIO_UNROLL
+        for (int v = 0; v < P * NV; v++) sums[r][v] = iset(starts[r]);
+    add_dots<R, P, true, 4 * BYTE_ROWS, 4>(sums, q, unit.keys + panel, dim / 4);
+    FOLIO_UNROLL
+    for (int v = 0; v < P * NV; v++) {
+        vf scale = vload(unit.key_scales + panel * PANEL + v * LANES);
+        FOLIO_UNROLL
+        for (int r = 0; r < R; r++) vstore(scores + r * UNIT + panel * PANEL + v * LANES, vmul(ifloat(sums[r][v]), scale));
+    }
+}
+
+// Those of the unit's first `count` keys, and of some behind them.
 template <int R>
-void scores_of(const ByteUnit& unit, int64_t dim, const uint8_t* q, int64_t count, float* scores, Ahead& ahead) {
-    for (int64_t panel = 0; panel * PANEL < count; panel++) {
+void scores_of(const ByteUnit& unit, int64_t dim, const int8_t* q, const int32_t* starts, int64_t count, float* scores,
+               Ahead& ahead) {
+    constexpr int P = panels_of<R>();
+    int64_t panel = 0, panels = (count + PANEL - 1) / PANEL;
+    for (; panel + P <= panels; panel += P) {
+        ahead.fetch(P);
+        scores_of_panels<R, P>(unit, dim, q, starts, panel, scores);
+    }
+    for (; panel < panels; panel++) {
         ahead.fetch();
-        Sums<R> sums;
-        FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) {
-            vi start = iload(unit.key_starts + panel * PANEL + v * LANES);
-            FOLIO_UNROLL
-            for (int r = 0; r < R; r++) sums[r][v] = start;
-        }
-        add_dots<R>(sums, q, dim, unit.keys[panel], dim / 4);
-        FOLIO_UNROLL
-        for (int v = 0; v < NV; v++) {
-            vf scale = vload(unit.key_scales + panel * PANEL + v * LANES);
-            FOLIO_UNROLL
-            for (int r = 0; r < R; r++)
-                vstore(scores + r * UNIT + panel * PANEL + v * LANES, vmul(ifloat(sums[r][v]), scale));
-        }
+        scores_of_panels<R, 1>(unit, dim, q, starts, panel, scores);
     }
 }
 
@@ -115,90 +138,97 @@ inline vf exp2_of(vf x) {
     return vmul(vfma(p, f, vset(1.0f)), vpow2(n));
 }
 
-// One row of scores to weights in bytes, their scale returned; rescales what was summed before. `top` is in powers of two.
-inline float soften(float* scores, int64_t hidden, int64_t seen, float factor, const float* value_scales, float& top,
-                    float& sum, float* out, int64_t dim, uint8_t* weights) {
+// R rows of scores to weights in bytes, with their scales, and how much `less` what was summed before counts now: a row's
+// highest score, which its weights are powers below of, is a new one.
+template <int R>
+void soften(float* scores, const int64_t* hidden, const int64_t* seen, const float* const* value_scales,
+            const ByteRows& rows, int64_t first, int8_t* weights, float* scales, float* less) {
     constexpr int COUNT = UNIT / LANES;
-    for (int64_t j = 0; j < hidden; j++) scores[j] = NOTHING;
-    for (int64_t j = seen; j < UNIT; j++) scores[j] = NOTHING;
-    if (hidden >= seen) {
-        std::memset(weights, 0, UNIT);
-        return 0;
+    vf most[LANES], sums[LANES];
+    for (int r = 0; r < R; r++) {
+        float* row = scores + r * UNIT;
+        for (int64_t j = 0; j < hidden[r]; j++) row[j] = NOTHING;
+        for (int64_t j = seen[r]; j < UNIT; j++) row[j] = NOTHING;
+        most[r] = vload(row);
+        FOLIO_UNROLL
+        for (int i = 1; i < COUNT; i++) most[r] = vmax(most[r], vload(row + i * LANES));
     }
-    vf all[COUNT], tops = vload(scores);
-    FOLIO_UNROLL
-    for (int i = 1; i < COUNT; i++) tops = vmax(tops, vload(scores + i * LANES));
-    float highest = std::max(top, vtop(tops) * factor);
-    if (highest > top) {
-        float less = top == NOTHING ? 0.0f : std::exp2(top - highest);
-        sum *= less;
-        for (int64_t d = 0; d < dim; d += LANES) vstore(out + d, vmul(vload(out + d), vset(less)));
-        top = highest;
+    vf before = vload_some(rows.top + first, R), factors = vload_some(rows.factor + first, R);
+    vf tops = vmax(vmul(vtops<R>(most), factors), before), fewer = exp2_of(vsub(before, tops));
+    float highest[LANES], inverse[LANES];
+    vstore(highest, tops), vstore(less, fewer), vstore_some(rows.top + first, tops, R);
+    for (int r = 0; r < R; r++) {
+        float* row = scores + r * UNIT;
+        vf times = vset(rows.factor[first + r]), offset = vset(-highest[r]);
+        sums[r] = vzero(), most[r] = vzero();
+        FOLIO_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            vf e = exp2_of(vfma(vload(row + i * LANES), times, offset));
+            vf weight = vmul(e, vload(value_scales[r] + i * LANES));
+            vstore(row + i * LANES, weight);
+            sums[r] = vadd(sums[r], e), most[r] = vmax(most[r], weight);
+        }
     }
-    vf sums = vzero(), most = vzero(), times = vset(factor), offset = vset(-highest);
-    FOLIO_UNROLL
-    for (int i = 0; i < COUNT; i++) {
-        vf e = exp2_of(vfma(vload(scores + i * LANES), times, offset));
-        all[i] = vmul(e, vload(value_scales + i * LANES));
-        sums = vadd(sums, e), most = vmax(most, all[i]);
+    vstore_some(rows.sum + first, vadd(vmul(vload_some(rows.sum + first, R), fewer), vsums<R>(sums)), R);
+    // Where all values are next to nothing, the inverse would overflow.
+    vf largest = vtops<R>(most), tiny = vset(1e-30f);
+    vstore(inverse, vwhere_ge(largest, tiny, vdiv(vset(127.0f), largest)));
+    vstore(scales, vwhere_ge(largest, tiny, vdiv(largest, vset(127.0f))));
+    for (int r = 0; r < R; r++) {
+        vf times = vset(inverse[r]);
+        FOLIO_UNROLL
+        for (int i = 0; i < COUNT; i++)
+            vstore_s8(weights + r * UNIT + i * LANES, vround(vmul(vload(scores + r * UNIT + i * LANES), times)));
     }
-    sum += vsum(sums);
-    float largest = vtop(most);
-    bool any = largest > 1e-30f;  // else all values are next to nothing, and the inverse would overflow
-    vf inverse = vset(any ? 127.0f / largest : 0.0f);
-    FOLIO_UNROLL
-    for (int i = 0; i < COUNT; i++)
-        vstore_s8(reinterpret_cast<int8_t*>(weights) + i * LANES, vround(vmul(all[i], inverse)));
-    return any ? largest / 127.0f : 0.0f;
 }
 
-template <int R>
-void add_values(const ByteUnit& unit, int64_t dim, const uint8_t* weights, const float* scales, int64_t count, float* out,
-                int64_t ldo, Ahead& ahead) {
-    for (int64_t panel = 0; panel * PANEL < dim; panel++, out += PANEL) {
-        ahead.fetch();
-        Sums<R> sums;
+// Adds the weighted values to P panels of columns.
+template <int R, int P>
+inline void add_panels(const ByteUnit& unit, const int8_t* weights, const float* scales, const float* less, int64_t count,
+                       int64_t panel, float* out, int64_t ldo) {
+    Sums<R, P> sums;
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++)
         FOLIO_UNROLL
-        for (int r = 0; r < R; r++)
-            FOLIO_UNROLL
-            for (int v = 0; v < NV; v++) sums[r][v] = izero();
-        for (int64_t t = 0; t < count; t += PANEL)
-            add_dots<R>(sums, weights + t, UNIT, unit.values[t / PANEL] + value_place(0, panel * PANEL), PANEL / 4);
+        for (int v = 0; v < P * NV; v++) sums[r][v] = izero();
+    for (int64_t t = 0; t < count; t += PANEL) {
+        const int8_t* values[P];
         FOLIO_UNROLL
-        for (int r = 0; r < R; r++) {
-            vf scale = vset(scales[r]);
-            FOLIO_UNROLL
-            for (int v = 0; v < NV; v++) {
-                float* to = out + r * ldo + v * LANES;
-                vstore(to, vfma(ifloat(sums[r][v]), scale, vload(to)));
-            }
+        for (int p = 0; p < P; p++) values[p] = unit.values[t / PANEL] + value_place(0, (panel + p) * PANEL);
+        add_dots<R, P, false, 4, UNIT>(sums, weights + t, values, PANEL / 4);
+    }
+    FOLIO_UNROLL
+    for (int r = 0; r < R; r++) {
+        vf scale = vset(scales[r]), fewer = vset(less[r]);
+        FOLIO_UNROLL
+        for (int v = 0; v < P * NV; v++) {
+            float* to = out + r * ldo + panel * PANEL + v * LANES;
+            vstore(to, vfma(ifloat(sums[r][v]), scale, vmul(vload(to), fewer)));
         }
     }
 }
 
 template <int R>
-void meet(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, const int64_t* hidden, const int64_t* seen,
-          Ahead& ahead) {
-    alignas(64) float scores[R * UNIT];
-    alignas(64) uint8_t weights[R * UNIT];
-    float scales[R];
-    int64_t count = *std::max_element(seen, seen + R);
-    if (count <= 0) return;
-    scores_of<R>(unit, dim, rows.q + first * dim, count, scores, ahead);
-    for (int64_t r = 0; r < R; r++) {
-        int64_t row = first + r;
-        scales[r] = soften(scores + r * UNIT, hidden[r], seen[r], rows.factor[row], unit.value_scales, rows.top[row],
-                           rows.sum[row], rows.out + row * rows.ldo, dim, weights + r * UNIT);
+void add_values(const ByteUnit& unit, int64_t dim, const int8_t* weights, const float* scales, const float* less, int64_t count,
+                float* out, int64_t ldo, Ahead& ahead) {
+    constexpr int P = panels_of<R>();
+    int64_t panel = 0, panels = dim / PANEL;
+    for (; panel + P <= panels; panel += P) {
+        ahead.fetch(P);
+        add_panels<R, P>(unit, weights, scales, less, count, panel, out, ldo);
     }
-    add_values<R>(unit, dim, weights, scales, count, rows.out + first * rows.ldo, rows.ldo, ahead);
+    for (; panel < panels; panel++) {
+        ahead.fetch();
+        add_panels<R, 1>(unit, weights, scales, less, count, panel, out, ldo);
+    }
 }
 
-template <int R>
-void meet_some(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
-               const int64_t* seen, Ahead& ahead) {
+// f of `count` as a constant, from 1 to R.
+template <int R = BYTE_ROWS, class F>
+void with_rows(int64_t count, F&& f) {
     if constexpr (R > 0) {
-        if (count == R) return meet<R>(unit, dim, rows, first, hidden, seen, ahead);
-        meet_some<R - 1>(unit, dim, rows, first, count, hidden, seen, ahead);
+        if (count == R) return f(std::integral_constant<int, R>());
+        with_rows<R - 1>(count, f);
     }
 }
 
@@ -212,18 +242,16 @@ void ByteUnit::grow(int64_t dim) {
 void ByteUnit::take(const Runs& runs, int64_t offset, int64_t dim, Ahead& ahead) {
     for (int64_t first = 0; first < runs.tokens; first += PANEL) {
         int64_t panel = first / PANEL, there = std::min<int64_t>(PANEL, runs.tokens - first);
-        // What lies behind the last token is left of others, or never was written.
-        std::fill_n(key_scales + first, PANEL, 0.0f), std::fill_n(value_scales + first, PANEL, 0.0f);
         ahead.fetch();
         if (runs.each == 1) {
             pack(runs, offset, dim, first, there);
         } else {
             keys[panel] = reinterpret_cast<const int8_t*>(runs.keys[panel] + offset);
             values[panel] = reinterpret_cast<const int8_t*>(runs.values[panel] + offset);
-            std::memcpy(key_scales + first, keys[panel] + dim * PANEL, size_t(there) * 4);
-            std::memcpy(value_scales + first, values[panel] + dim * PANEL, size_t(there) * 4);
+            // What lies behind the last token is left of others, or never was written.
+            take_scales(keys[panel] + dim * PANEL, there, key_scales + first);
+            take_scales(values[panel] + dim * PANEL, there, value_scales + first);
         }
-        take_starts(keys[panel], dim, key_starts + first);
     }
     for (int64_t t = (runs.tokens + PANEL - 1) / PANEL * PANEL; t < UNIT; t++) value_scales[t] = 0;
 }
@@ -234,6 +262,7 @@ void ByteUnit::pack(const Runs& runs, int64_t offset, int64_t dim, int64_t first
     for (int64_t t = 0; t < PANEL; t++) {
         k[t] = t < there ? reinterpret_cast<const int8_t*>(runs.keys[first + t] + offset) : zeros_.data();
         v[t] = t < there ? reinterpret_cast<const int8_t*>(runs.values[first + t] + offset) : zeros_.data();
+        key_scales[first + t] = value_scales[first + t] = 0;
         if (t >= there) continue;
         std::memcpy(key_scales + first + t, k[t] + dim, 4);
         std::memcpy(value_scales + first + t, v[t] + dim, 4);
@@ -245,22 +274,46 @@ void ByteUnit::pack(const Runs& runs, int64_t offset, int64_t dim, int64_t first
     keys[first / PANEL] = own_keys, values[first / PANEL] = own_values;
 }
 
-float query_bytes(const float* q, int64_t dim, uint8_t* out) {
-    vf tops = vzero(), zero = vset(float(ZERO)), most = vset(63.0f);
+float query_bytes(const float* q, int64_t dim, int8_t* place, int32_t& start) {
+    vf tops = vzero(), most = vset(63.0f), sums = vzero();
     for (int64_t i = 0; i < dim; i += LANES) tops = vmax(tops, vabs(vload(q + i)));
     float top = std::max(vtop(tops), 1e-30f);
     vf inverse = vset(63.0f / top);
     for (int64_t i = 0; i < dim; i += LANES) {
         // Within bounds even where a query is not finite.
         vf whole = vmax(vmin(vround(vmul(vload(q + i), inverse)), most), vsub(vzero(), most));
-        vstore_s8(reinterpret_cast<int8_t*>(out) + i, vadd(whole, zero));
+        sums = vadd(sums, whole);
+        int8_t bytes[LANES];
+        vstore_s8(bytes, whole);
+        FOLIO_UNROLL
+        for (int j = 0; j < LANES; j += 4) std::memcpy(place + (i + j) * BYTE_ROWS, bytes + j, 4);
     }
+    start = -128 * int32_t(vsum(sums));
     return top / 63.0f;
 }
 
-void meet_unit(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
-               const int64_t* seen, Ahead& ahead) {
-    meet_some<BYTE_ROWS>(unit, dim, rows, first, count, hidden, seen, ahead);
+void meet_unit(const ByteUnit* units, int64_t heads, int64_t dim, const ByteRows& rows, int64_t first, int64_t count,
+               const int64_t* hidden, const int64_t* seen, Ahead& ahead) {
+    alignas(64) float scores[BYTE_ROWS * UNIT];
+    alignas(64) int8_t weights[BYTE_ROWS * UNIT];
+    float scales[LANES], less[LANES];
+    const float* value_scales[BYTE_ROWS];
+    int64_t keys = *std::max_element(seen, seen + heads * count);
+    if (keys <= 0) return;
+    with_rows(count, [&](auto r) {
+        for (int64_t h = 0; h < heads; h++)
+            scores_of<r()>(units[h], dim, rows.q + h * rows.ldq + first * dim, rows.start + first + h * count, keys,
+                           scores + h * count * UNIT, ahead);
+    });
+    for (int64_t i = 0; i < heads * count; i++) value_scales[i] = units[i / count].value_scales;
+    with_rows(heads * count, [&](auto r) {
+        soften<r()>(scores, hidden, seen, value_scales, rows, first, weights, scales, less);
+    });
+    with_rows(count, [&](auto r) {
+        for (int64_t h = 0; h < heads; h++)
+            add_values<r()>(units[h], dim, weights + h * count * UNIT, scales + h * count, less + h * count, keys,
+                            rows.out + (first + h * count) * rows.ldo, rows.ldo, ahead);
+    });
 }
 
 }  // namespace folio

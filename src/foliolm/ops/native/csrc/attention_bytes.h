@@ -1,7 +1,8 @@
 // Attention over 8-bit keys and values in whole numbers: a few times fewer instructions than over floats made of them.
 //
-// Queries and the softmax's weights are rounded to 7 bits without a sign, so that a pair of products with 8 signed bits
-// fits in 16: queries with a scale a row, weights with one a row and unit of keys, the values' scales among them.
+// Products are of a byte without a sign and one with a sign, a pair of which fits in 16 bits. Queries are rounded to 7 bits,
+// ±63, with a scale a row, and meet keys that are made unsigned on the way, 128 more: what that adds is one number a row.
+// The softmax's weights are rounded to 0 … 127, with a scale a row and unit of keys, the values' scales among them.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +16,18 @@ namespace folio {
 
 constexpr int64_t UNIT = 64;  // keys that are looked at together
 
-// Rows of queries that accumulators fit in registers for.
+// Rows of queries that accumulators fit in registers for, and lanes of a vector.
 #if defined(FOLIO_AVX512)
 constexpr int BYTE_ROWS = 12;
-#else
+#elif defined(FOLIO_AVX2)
 constexpr int BYTE_ROWS = 6;
+#else
+constexpr int BYTE_ROWS = 4;
 #endif
+static_assert(BYTE_ROWS <= LANES);
+
+// Heads that few rows meet together at most (see meet_unit).
+constexpr int64_t BYTE_HEADS = 4;
 
 // Whether heads of so many dimensions can be computed so: whole panels.
 inline bool has_byte_panels(int64_t dim) { return dim % PANEL == 0; }
@@ -40,8 +47,8 @@ public:
     Ahead(const Runs& runs, int64_t bytes, int64_t calls) : runs_(runs), bytes_(bytes) {
         lines_ = (runs.count() * ((bytes + 63) / 64) + calls - 1) / calls;
     }
-    void fetch() {
-        for (int64_t left = lines_; left > 0 && run_ < runs_.count(); left--) {
+    void fetch(int64_t calls = 1) {
+        for (int64_t left = calls * lines_; left > 0 && run_ < runs_.count(); left--) {
             __builtin_prefetch(runs_.keys[run_] + byte_);
             __builtin_prefetch(runs_.values[run_] + byte_);
             if ((byte_ += 64) >= bytes_) byte_ = 0, run_++;
@@ -58,7 +65,6 @@ class ByteUnit {
 public:
     const int8_t *keys[UNIT / PANEL], *values[UNIT / PANEL];
     float key_scales[UNIT], value_scales[UNIT];  // 0 for tokens that there are not
-    int32_t key_starts[UNIT];                    // what takes the queries' zero point out of the sums
 
     void grow(int64_t dim);
 
@@ -71,26 +77,35 @@ private:
     std::vector<int8_t> own_keys_, own_values_, zeros_;  // panels made of rows; [dim] in place of rows that there are not
 };
 
-// A query to [dim] bytes around 64; returns its scale, never 0.
-float query_bytes(const float* q, int64_t dim, uint8_t* out);
+// Queries lie in tiles of BYTE_ROWS, [dim / 4][BYTE_ROWS][4]. Those of one KV head begin a tile.
+inline int64_t query_tiles(int64_t rows) { return (rows + BYTE_ROWS - 1) / BYTE_ROWS; }
+inline int64_t query_place(int64_t row, int64_t dim) { return row / BYTE_ROWS * BYTE_ROWS * dim + row % BYTE_ROWS * 4; }
 
-// Rows of one KV head while keys go by.
+// A query to bytes, from its place on; returns its scale, never 0, and where its scores start, which takes out what keys have
+// too much.
+float query_bytes(const float* q, int64_t dim, int8_t* place, int32_t& start);
+
+// Rows of a KV head while keys go by, and behind them those of the next.
 struct ByteRows {
-    const uint8_t* q;     // [rows, dim]
-    const float* factor;  // [rows] from whole numbers to scores, as powers of two
-    float *top, *sum;     // [rows] the largest score so far, and the sum of 2^(score − top)
-    float* out;           // [rows, ldo] the weighted values' sums
+    const int8_t* q;       // tiles
+    int64_t ldq;           // from one head's tiles to the next one's
+    const int32_t* start;  // [rows]
+    const float* factor;   // [rows] from whole numbers to scores, as powers of two
+    float *top, *sum;      // [rows] the largest score so far, and the sum of 2^(score − top)
+    float* out;            // [rows, ldo] the weighted values' sums
     int64_t ldo;
 };
 
 // How often the taking of a unit asks for what is ahead, and its meeting with some rows.
 constexpr int64_t TAKE_FETCHES = UNIT / PANEL;
 inline int64_t meet_fetches(int64_t rows, int64_t dim) {
-    return (rows + BYTE_ROWS - 1) / BYTE_ROWS * (UNIT / PANEL + dim / PANEL);
+    return query_tiles(rows) * (UNIT / PANEL + dim / PANEL);
 }
 
-// Rows `first … first + rows` (at most BYTE_ROWS) meet a unit: row r sees keys `hidden[r] … seen[r]` of it.
-void meet_unit(const ByteUnit& unit, int64_t dim, const ByteRows& rows, int64_t first, int64_t count, const int64_t* hidden,
-               const int64_t* seen, Ahead& ahead);
+// Rows `first … first + count` of a head, a tile or what there is of it, meet a unit of keys: row r sees keys
+// `hidden[r] … seen[r]` of it. Where those are all of a head's rows, and fit in a tile `heads` times, rows of several heads
+// meet each their own head's unit: much of the softmax is waiting for one result before the next, whatever their number.
+void meet_unit(const ByteUnit* units, int64_t heads, int64_t dim, const ByteRows& rows, int64_t first, int64_t count,
+               const int64_t* hidden, const int64_t* seen, Ahead& ahead);
 
 }  // namespace folio

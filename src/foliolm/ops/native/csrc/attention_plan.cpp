@@ -47,7 +47,7 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
         }
     }
     // The longest first: what is left at the end is then small.
-    auto cost = [this](const Item& item) {
+    auto cost = [](const Item& item) {
         return int64_t(item.members ? (1 + item.members) * item.heads : item.count) * (item.end - item.begin);
     };
     std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
@@ -60,8 +60,9 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
         };
         grow(s.q, rows * dim), grow(s.keys, 2 * UNIT * padded_), grow(s.values, UNIT * padded_);
         grow(s.scores, rows * UNIT), grow(s.out, rows * padded_), grow(s.top, rows), grow(s.sum, rows);
-        if (int64_t(s.q_bytes.size()) < rows * dim) s.q_bytes.resize(size_t(rows * dim));
-        s.unit.grow(dim);
+        if (int64_t size = (rows + heads * BYTE_ROWS) * dim; int64_t(s.q_bytes.size()) < size) s.q_bytes.resize(size_t(size));
+        if (int64_t(s.starts.size()) < rows) s.starts.resize(size_t(rows)), s.ends.resize(size_t(rows));
+        for (auto& unit : s.units) unit.grow(dim);
     }
 }
 

@@ -10,12 +10,26 @@
 namespace folio {
 namespace {
 
+// Memory for one vector: on the stack, but for very long ones. A library's thread_local costs a call each time.
+template <class T>
+class Line {
+public:
+    explicit Line(int64_t size) {
+        if (size > SHORT) long_.resize(size_t(size));
+    }
+    T* data() { return long_.empty() ? short_ : long_.data(); }
+
+private:
+    static constexpr int64_t SHORT = 256;
+    alignas(64) T short_[SHORT];
+    std::vector<T> long_;
+};
+
 // A vector turned and rounded to [dim] signed bytes; returns their scale.
 float to_bytes(const float* from, int64_t dim, int8_t* to) {
-    thread_local std::vector<float> turned;
-    turned.resize(size_t(dim));
-    hadamard(from, dim, turned.data());
-    const float* all = turned.data();
+    Line<float> turned(dim);
+    float* all = turned.data();
+    hadamard(from, dim, all);
     int64_t i = 0;
     vf tops = vzero();
     for (; i + LANES <= dim; i += LANES) tops = vmax(tops, vabs(vload(all + i)));
@@ -51,14 +65,19 @@ void Pages::write(int64_t slot, int64_t head, const float* key, const float* val
         write_row(to_value, format, head_dim, value);
         return;
     }
-    thread_local std::vector<int8_t> row;
-    row.resize(size_t(head_dim));
+    Line<int8_t> line(head_dim);
+    int8_t* row = line.data();
     int64_t token = slot % PANEL, scales = head_dim * PANEL + token * 4;
-    float scale = to_bytes(key, head_dim, row.data());
-    for (int64_t i = 0; i < head_dim; i++) to_key[key_place(token, i)] = uint8_t(row[size_t(i)]);
+    float scale = to_bytes(key, head_dim, row);
+    for (int64_t i = 0; i < head_dim; i += 4) std::memcpy(to_key + key_place(token, i), row + i, 4);
     std::memcpy(to_key + scales, &scale, 4);
-    scale = to_bytes(value, head_dim, row.data());
-    for (int64_t i = 0; i < head_dim; i++) to_value[value_place(token, i)] = uint8_t(row[size_t(i)]);
+    scale = to_bytes(value, head_dim, row);
+    // Byte by byte: those between are other tokens', which other threads may be writing.
+    for (int64_t first = 0; first < head_dim; first += PANEL) {
+        uint8_t* to = to_value + value_place(token, first);
+        FOLIO_UNROLL
+        for (int64_t i = 0; i < PANEL; i++) to[i * 4] = uint8_t(row[first + i]);
+    }
     std::memcpy(to_value + scales, &scale, 4);
 }
 

@@ -23,8 +23,8 @@ inline void butterflies(T (&v)[COUNT]) {
 
 // A block of SIZE: within vectors first, then across them, which on every target is the same sums in the same order.
 template <int SIZE>
-inline void block(const float* x, float* out) {
-    float scale = 1.0f / std::sqrt(float(SIZE));
+inline void block(const float* x, float* out, float scale) {
+    scale *= 1.0f / std::sqrt(float(SIZE));
     if constexpr (SIZE >= LANES) {
         constexpr int COUNT = SIZE / LANES;
         vf v[COUNT];
@@ -43,22 +43,22 @@ inline void block(const float* x, float* out) {
 
 // The blocks of what is left, each power of two at most once.
 template <int SIZE>
-void rest(const float* x, int64_t k, float* out) {
+void rest(const float* x, int64_t k, float* out, float scale) {
     if constexpr (SIZE > 0) {
         if (k >= SIZE) {
-            block<SIZE>(x, out);
+            block<SIZE>(x, out, scale);
             x += SIZE, out += SIZE, k -= SIZE;
         }
-        rest<SIZE / 2>(x, k, out);
+        rest<SIZE / 2>(x, k, out, scale);
     }
 }
 
 }  // namespace
 
-void hadamard(const float* x, int64_t k, float* out) {
+void hadamard(const float* x, int64_t k, float* out, float scale) {
     int64_t i = 0;
-    for (; i + 64 <= k; i += 64) block<64>(x + i, out + i);
-    rest<32>(x + i, k - i, out + i);
+    for (; i + 64 <= k; i += 64) block<64>(x + i, out + i, scale);
+    if (i < k) rest<32>(x + i, k - i, out + i, scale);
 }
 
 }  // namespace folio

@@ -9,7 +9,7 @@ namespace folio {
 // two, the largest first (100 = 64 + 32 + 4). It spreads a value that stands out over its block, so that fewer of the
 // rounded steps are spent on it; with weights as well as activations turned, products stay what they were:
 // W · x = (W · H) · (Hᵀ · x). The matrix is symmetric and orthogonal: a second time gives the row back, to rounding.
-// `x` and `out` [k] may be one.
-void hadamard(const float* x, int64_t k, float* out);
+// `x` and `out` [k] may be one. The result is times `scale`.
+void hadamard(const float* x, int64_t k, float* out, float scale = 1.0f);
 
 }  // namespace folio

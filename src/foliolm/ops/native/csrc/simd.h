@@ -85,6 +85,9 @@ using vi = __m512i;
 inline vf vzero() { return _mm512_setzero_ps(); }
 inline vf vload(const float* p) { return _mm512_loadu_ps(p); }
 inline void vstore(float* p, vf a) { _mm512_storeu_ps(p, a); }
+// The first `count` lanes, at most LANES; the others are 0, or stay in memory what they were.
+inline vf vload_some(const float* p, int count) { return _mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), p); }
+inline void vstore_some(float* p, vf a, int count) { _mm512_mask_storeu_ps(p, __mmask16((1u << count) - 1), a); }
 inline vf vset(float a) { return _mm512_set1_ps(a); }
 inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 inline vf vadd(vf a, vf b) { return _mm512_add_ps(a, b); }
@@ -154,6 +157,7 @@ inline vf vpow2(vf n) {  // 2^n for whole n
 inline vi iload(const void* p) { return _mm512_loadu_si512(p); }
 inline void istore(void* p, vi a) { _mm512_storeu_si512(p, a); }
 inline vi izero() { return _mm512_setzero_si512(); }
+inline vi iset(int32_t a) { return _mm512_set1_epi32(a); }
 inline vi ispread4(const void* p) {
     int32_t four;
     std::memcpy(&four, p, 4);
@@ -189,13 +193,16 @@ inline vi dot4_spread(vi acc, vi w, const void* p) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*static_cast<const spread_bytes*>(p)));
     return acc;
 }
-// Sums of products of four unsigned bytes (at most 127) and four signed ones.
-inline vi dot4_bytes(vi acc, vi u, vi s) { return _mm512_dpbusd_epi32(acc, u, s); }
-inline vi itimes64(vi a) { return _mm512_slli_epi32(a, 6); }
+// Sums of products of four unsigned bytes and four signed ones; two products side by side stay within 16 bits.
+inline vi dot4_bytes(vi acc, vi u, vi s) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s));  // of the intrinsic's sums, GCC copies each twice in a loop
+    return acc;
+}
+// Signed bytes as unsigned ones, 128 more.
+inline vi iflip(vi a) { return _mm512_xor_si512(a, _mm512_set1_epi32(int(0x80808080))); }
 inline vi keep(vi a) { return a; }  // there are registers enough
 inline vf keep(vf a) { return a; }
 inline vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
-inline vi inegate(vi a) { return _mm512_sub_epi32(_mm512_setzero_si512(), a); }
 inline vi ilow4(vi a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 
@@ -207,6 +214,12 @@ using vi = __m256i;
 inline vf vzero() { return _mm256_setzero_ps(); }
 inline vf vload(const float* p) { return _mm256_loadu_ps(p); }
 inline void vstore(float* p, vf a) { _mm256_storeu_ps(p, a); }
+// The first `count` lanes, at most LANES; the others are 0, or stay in memory what they were.
+inline __m256i vfirst(int count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
+}
+inline vf vload_some(const float* p, int count) { return _mm256_maskload_ps(p, vfirst(count)); }
+inline void vstore_some(float* p, vf a, int count) { _mm256_maskstore_ps(p, vfirst(count), a); }
 inline vf vset(float a) { return _mm256_set1_ps(a); }
 inline vf vfma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 inline vf vadd(vf a, vf b) { return _mm256_add_ps(a, b); }
@@ -296,6 +309,7 @@ inline vf vpow2(vf n) {
 inline vi iload(const void* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline void istore(void* p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
 inline vi izero() { return _mm256_setzero_si256(); }
+inline vi iset(int32_t a) { return _mm256_set1_epi32(a); }
 inline vi ispread4(const void* p) {
     int32_t four;
     std::memcpy(&four, p, 4);
@@ -322,9 +336,8 @@ inline vi dot4(vi acc, vi w, vi x) { return keep(_mm256_add_epi16(acc, _mm256_ma
 inline vi dot4_spread(vi acc, vi w, const void* p) { return dot4(acc, w, ispread4(p)); }
 inline vi dot4_sums(vi acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
 inline vi dot4_bytes(vi acc, vi u, vi s) { return keep(_mm256_add_epi32(acc, dot4_sums(_mm256_maddubs_epi16(u, s)))); }
-inline vi itimes64(vi a) { return _mm256_slli_epi32(a, 6); }
+inline vi iflip(vi a) { return _mm256_xor_si256(a, _mm256_set1_epi32(int(0x80808080))); }
 inline vi iadd(vi a, vi b) { return _mm256_add_epi32(a, b); }
-inline vi inegate(vi a) { return _mm256_sub_epi32(_mm256_setzero_si256(), a); }
 inline vi ilow4(vi a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
 
@@ -357,6 +370,12 @@ inline vf vload(const float* p) {
     return a;
 }
 inline void vstore(float* p, vf a) { std::memcpy(p, &a, 16); }
+inline vf vload_some(const float* p, int count) {
+    vf a = {0, 0, 0, 0};
+    std::memcpy(&a, p, size_t(count) * 4);
+    return a;
+}
+inline void vstore_some(float* p, vf a, int count) { std::memcpy(p, &a, size_t(count) * 4); }
 inline vf vset(float a) { return vf{a, a, a, a}; }
 inline vf vfma(vf a, vf b, vf c) { return a * b + c; }
 inline vf vadd(vf a, vf b) { return a + b; }
@@ -415,6 +434,7 @@ inline vi iload(const void* p) {
 }
 inline void istore(void* p, vi a) { std::memcpy(p, &a, 16); }
 inline vi izero() { return vi{0, 0, 0, 0}; }
+inline vi iset(int32_t a) { return vi{a, a, a, a}; }
 inline vi ispread4(const void* p) {
     int32_t four;
     std::memcpy(&four, p, 4);
@@ -439,11 +459,10 @@ inline vi dot4(vi acc, vi w, vi x) {
 inline vi dot4_spread(vi acc, vi w, const void* p) { return dot4(acc, w, ispread4(p)); }
 inline vi dot4_sums(vi acc) { return acc; }
 inline vi dot4_bytes(vi acc, vi u, vi s) { return dot4(acc, u, s); }
-inline vi itimes64(vi a) { return a << 6; }
+inline vi iflip(vi a) { return a ^ int32_t(0x80808080); }
 inline vi keep(vi a) { return a; }
 inline vf keep(vf a) { return a; }
 inline vi iadd(vi a, vi b) { return a + b; }
-inline vi inegate(vi a) { return -a; }
 inline vi ilow4(vi a) { return a & 0x0f0f0f0f; }
 inline vi ihigh4(vi a) { return (a >> 4) & 0x0f0f0f0f; }
 
@@ -488,6 +507,49 @@ inline void transpose8(__m256 (&r)[8]) {
     for (int i = 0; i < 8; i++) r[i] = t[i];
 }
 #endif
+
+// Rows become lanes: what `op` makes of each of R vectors' lanes, in the order of vsum. Pairs of vectors are halved into one
+// until one is left; the pairs are such that its lanes are the rows in order.
+#if defined(FOLIO_AVX512) || defined(FOLIO_AVX2)
+template <int R, int APART, int BEFORE, class Halve>  // BEFORE: distances that were halved before
+inline void vhalve(vf (&v)[LANES], Halve halve) {
+    FOLIO_UNROLL
+    for (int i = 0; i < R; i++)
+        if (!(i & (APART | BEFORE))) v[i] = halve(v[i], i + APART < R ? v[i + APART] : v[i]);
+}
+#endif
+#if defined(FOLIO_AVX512)
+template <int R, class Op>
+inline vf vacross(vf (&v)[LANES], Op op) {
+    vhalve<R, 4, 0>(v, [&](vf a, vf b) { return op(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); });
+    vhalve<R, 8, 4>(v, [&](vf a, vf b) { return op(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); });
+    vhalve<R, 1, 12>(v, [&](vf a, vf b) { return op(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee)); });
+    vhalve<R, 2, 13>(v, [&](vf a, vf b) { return op(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); });
+    return v[0];
+}
+#elif defined(FOLIO_AVX2)
+template <int R, class Op>
+inline vf vacross(vf (&v)[LANES], Op op) {
+    vhalve<R, 4, 0>(v, [&](vf a, vf b) { return op(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)); });
+    vhalve<R, 1, 4>(v, [&](vf a, vf b) { return op(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee)); });
+    vhalve<R, 2, 5>(v, [&](vf a, vf b) { return op(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd)); });
+    return v[0];
+}
+#else
+template <int R, class Op>
+inline vf vacross(vf (&v)[LANES], Op op) {
+    vf all = vzero();
+    for (int i = 0; i < R; i++) {
+        vf two = op(v[i], vf{v[i][2], v[i][3], 0, 0});
+        all[i] = op(two, vf{two[1], 0, 0, 0})[0];
+    }
+    return all;
+}
+#endif
+template <int R>
+inline vf vsums(vf (&v)[LANES]) { return vacross<R>(v, [](vf a, vf b) { return vadd(a, b); }); }
+template <int R>
+inline vf vtops(vf (&v)[LANES]) { return vacross<R>(v, [](vf a, vf b) { return vmax(a, b); }); }
 
 inline vf vsilu(vf x) {
     // Far below zero the result vanishes before e^-x overflows.
