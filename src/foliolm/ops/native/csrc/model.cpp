@@ -45,6 +45,24 @@ void rotate(float* head, const float* cosines, const float* sines, int64_t half)
     }
 }
 
+// Rows from which on each thread takes some through all products between two attentions, alone: nobody waits for anybody,
+// and what one product makes of them is in the core's own cache when the next one reads it. Fewer are shared product by
+// product, by panels of weights: each weight is then read once.
+constexpr int64_t MANY = 384;
+// Rows that a thread takes at once, at most and at least. Where weights are expanded, that is done for each such lot.
+constexpr int64_t LARGEST = EXPANDS ? 240 : 120, LEAST = EXPANDS ? 24 : 12;
+static_assert(LARGEST % ROWS == 0 && LEAST % ROWS == 0);
+
+// Rows cut for threads to take: the last cuts are small, so that nobody waits long for the last one.
+std::vector<int64_t> cuts(int64_t rows, int64_t threads) {
+    std::vector<int64_t> begins{0};
+    for (int64_t at = 0; at < rows; begins.push_back(at)) {
+        int64_t share = (rows - at) / (2 * threads) / ROWS * ROWS;
+        at = std::min(rows, at + std::clamp(share, LEAST, LARGEST));
+    }
+    return begins;
+}
+
 // Memory that calls share and keep: fresh memory would cost a page fault every 4 KiB.
 struct Buffers {
     std::vector<float> x, qkv, attended, activated, angles;
@@ -55,7 +73,7 @@ struct Buffers {
 
     // What a thread has for itself.
     struct alignas(64) Thread {
-        std::vector<float> line;  // a row
+        std::vector<float> line, activated;  // a row; those that it takes alone
         Activations activations;
         Lines coming;  // the weights that it reads next
     };
@@ -80,10 +98,14 @@ public:
         grow(b_.x, (n + s_.num_outputs) * m_.hidden);
         grow(b_.qkv, n * qkv_width_);
         grow(b_.attended, (n + s_.num_outputs) * attended_width_);
-        grow(b_.activated, n * m_.intermediate);
+        grow(b_.activated, (alone(n) ? s_.num_outputs : std::max(n, s_.num_outputs)) * m_.intermediate);
         grow(b_.angles, n * m_.head_dim);
         if (int64_t(b_.threads.size()) < s_.threads) b_.threads.resize(size_t(s_.threads));
-        for (auto& each : b_.threads) grow(each.line, widest), each.coming = Lines();
+        for (auto& each : b_.threads) {
+            grow(each.line, widest), each.coming = Lines();
+            if (alone(n)) grow(each.activated, LARGEST * m_.intermediate);
+        }
+        if (alone(n)) cuts_ = cuts(n, s_.threads);
         int64_t groups = 1;
         for (int64_t i = 0; i < m_.num_layers; i++) groups = std::max(groups, m_.layers[i].group + 1);
         if (int64_t(b_.plans.size()) < groups) b_.plans.resize(size_t(groups));
@@ -99,7 +121,11 @@ public:
 
     void run(Team& team, int thread) {
         begin_rows(team);
-        for (int64_t i = 0; i < m_.num_layers; i++) layer(team, thread, i);
+        multiply_all(team, thread, 0);
+        for (int64_t i = 0; i < m_.num_layers; i++) {
+            attend(team, thread, i);
+            multiply_all(team, thread, i * LORA_LINEARS + 1);
+        }
         int64_t rows = s_.num_outputs, begin, end;
         const float* x = b_.x.data() + s_.num_tokens * m_.hidden;
         while (team.take(rows, 1, begin, end))
@@ -139,15 +165,18 @@ private:
         int64_t y_stride;
         Into into;
         // Threads would wait longer for each other than a row or two takes: then each prepares all of them for itself.
-        bool alone() const { return rows <= 2 && !lora.rows; }
+        bool each() const { return rows <= 2 && !lora.rows; }
     };
 
     int64_t stages() const { return m_.num_layers * LORA_LINEARS; }
+    // After the last layer's attention only tokens whose hidden states are wanted matter: they lie behind the others.
+    bool of_outputs(int64_t index) const { return index > stages() - LORA_LINEARS; }
+    // Whether each thread takes rows alone. Adapters' rows are grouped over all of a step.
+    bool alone(int64_t rows) const { return rows >= MANY && !s_.lora; }
 
     Stage stage(int64_t index) const {
         const FolioLayer& layer = m_.layers[index / LORA_LINEARS];
-        // After the last layer's attention only tokens whose hidden states are wanted matter: they lie behind the others.
-        bool outputs = index > stages() - LORA_LINEARS;
+        bool outputs = of_outputs(index);
         int64_t first = outputs ? s_.num_tokens : 0, rows = outputs ? s_.num_outputs : s_.num_tokens;
         float *x = b_.x.data() + first * m_.hidden, *attended = b_.attended.data() + first * attended_width_;
         LoraAddition lora = addition(outputs ? b_.outputs : b_.tokens, index);
@@ -167,7 +196,34 @@ private:
     // Memory for a stage's activations, while those of the stage before it are still read.
     void shape(int64_t index) {
         Stage next = stage(index);
-        if (!next.alone()) b_.activations[index % 2].shape(next.weights, next.rows, next.lora.rows != nullptr);
+        if (!next.each()) b_.activations[index % 2].shape(next.weights, next.rows, next.lora.rows != nullptr);
+    }
+
+    // Stage `first` and those that follow it up to the next attention.
+    void multiply_all(Team& team, int thread, int64_t first) {
+        int64_t stop = first ? std::min(first + LORA_LINEARS, stages()) : 1, begin, end;
+        if (of_outputs(first) || !alone(s_.num_tokens)) {
+            for (int64_t index = first; index < stop; index++) multiply(team, thread, index);
+            return;
+        }
+        while (team.take(int64_t(cuts_.size()) - 1, 1, begin, end))
+            for (int64_t index = first; index < stop; index++)
+                multiply_alone(thread, index, cuts_[size_t(begin)], cuts_[size_t(end)]);
+        if (thread == 0 && of_outputs(stop)) shape(stop);
+        team.barrier();
+    }
+
+    // Rows `begin … end` of a stage.
+    void multiply_alone(int thread, int64_t index, int64_t begin, int64_t end) {
+        Buffers::Thread& own = b_.threads[size_t(thread)];
+        Stage now = stage(index);
+        now.x += begin * now.stride, now.y += begin * now.y_stride, now.rows = end - begin;
+        if (now.into == Into::silu_mul) now.y = own.activated.data();
+        if (&now.weights == &m_.layers[index / LORA_LINEARS].down) now.x = own.activated.data();
+        own.activations.shape(now.weights, now.rows);
+        for (int64_t r = 0; r < now.rows; r++) set(own, now, r, own.activations);
+        Team nobody_else(1);
+        linear(nobody_else, thread, now.weights, own.activations, now.rows, now.y, now.y_stride, now.into, now.lora);
     }
 
     void multiply(Team& team, int thread, int64_t index) {
@@ -187,25 +243,17 @@ private:
     // Rows as the linear's formats want them; shrunk, where adapters add to it.
     const Activations& prepare(Team& team, int thread, int64_t index, const Stage& now) {
         Buffers::Thread& own = b_.threads[size_t(thread)];
-        Activations& to = now.alone() ? own.activations : b_.activations[index % 2];
-        auto set = [&](int64_t r) {
-            const float* from = now.x + r * now.stride;
-            if (now.norm) {
-                rms_norm(from, now.norm, to.k, m_.eps, own.line.data());
-                from = own.line.data();
-            }
-            to.set(r, from);
-        };
-        if (now.alone()) {
+        Activations& to = now.each() ? own.activations : b_.activations[index % 2];
+        if (now.each()) {
             to.shape(now.weights, now.rows);
             own.coming.fetch(16);
-            for (int64_t r = 0; r < now.rows; r++) set(r);
+            for (int64_t r = 0; r < now.rows; r++) set(own, now, r, to);
             return to;
         }
         int64_t begin, end;
         // Rows that lie together are one thread's: their places share lines of memory.
         while (team.take((now.rows + to.together - 1) / to.together, now.rows < 64 ? 1 : 2, begin, end))
-            for (int64_t r = begin * to.together; r < std::min(end * to.together, now.rows); r++) set(r);
+            for (int64_t r = begin * to.together; r < std::min(end * to.together, now.rows); r++) set(own, now, r, to);
         team.barrier(&own.coming);
         if (now.lora.rows) {
             now.lora.rows->shrink(team, now.lora.index, to);
@@ -214,13 +262,22 @@ private:
         return to;
     }
 
-    void layer(Team& team, int thread, int64_t index) {
+    // Row `r` of a stage, normalised.
+    void set(Buffers::Thread& own, const Stage& now, int64_t r, Activations& to) const {
+        const float* from = now.x + r * now.stride;
+        if (now.norm) {
+            rms_norm(from, now.norm, to.k, m_.eps, own.line.data());
+            from = own.line.data();
+        }
+        to.set(r, from);
+    }
+
+    void attend(Team& team, int thread, int64_t index) {
         const FolioLayer& layer = m_.layers[index];
-        int64_t n = s_.num_tokens, first = index * LORA_LINEARS, begin, end;
+        int64_t n = s_.num_tokens, begin, end;
         Lines& coming = b_.threads[size_t(thread)].coming;
         float *x = b_.x.data(), *attended = b_.attended.data();
         Pages pages{s_.keys[index], s_.values[index], s_.block_size, m_.num_kv_heads, m_.head_dim, s_.kv_format};
-        multiply(team, thread, first);
         place(team, layer, pages, s_.groups[layer.group].slots);
         team.barrier(&coming);
         b_.plans[size_t(layer.group)].run(team, thread, pages, b_.qkv.data(), qkv_width_, attended, &coming);
@@ -233,7 +290,6 @@ private:
             }
             team.barrier(&coming);
         }
-        for (int64_t i = first + 1; i < first + LORA_LINEARS; i++) multiply(team, thread, i);
     }
 
     // Tokens' queries and keys normed and rotated, keys and values written: by KV head, where there are few tokens.
@@ -261,6 +317,7 @@ private:
     const FolioStep& s_;
     Buffers& b_;
     int64_t qkv_width_, attended_width_;
+    std::vector<int64_t> cuts_;
 };
 
 // A linear over rows of floats, and what an adapter adds to it.
