@@ -1,0 +1,39 @@
+// Memory that calls share and keep: fresh memory would cost a page fault every 4 KiB.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "activations.h"
+#include "attention.h"
+#include "lora.h"
+#include "pool.h"
+
+namespace folio {
+
+struct Buffers {
+    std::vector<float> x, qkv, attended, activated, angles;
+    Activations activations[2];  // of a product, and of the one after it
+    std::vector<AttentionPlan> plans;
+    LoraRows tokens, outputs;     // by adapter: the step's tokens, and those that come out of the last layer
+    std::vector<float> products;  // of folio_likeliest
+
+    // What a thread has for itself.
+    struct alignas(64) Thread {
+        std::vector<float> line, activated;  // a row; those that it takes alone
+        Activations activations;
+        Lines coming;  // the weights that it reads next
+    };
+    std::vector<Thread> threads;
+};
+
+inline Buffers& buffers() {
+    static Buffers* the_buffers = new Buffers;
+    return *the_buffers;
+}
+
+inline void grow(std::vector<float>& vector, int64_t size) {
+    if (int64_t(vector.size()) < size) vector.resize(size_t(size));
+}
+
+}  // namespace folio

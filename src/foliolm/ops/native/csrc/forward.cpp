@@ -1,0 +1,304 @@
+#include "forward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "attention.h"
+#include "buffers.h"
+#include "linear.h"
+#include "lora.h"
+#include "pool.h"
+#include "simd.h"
+#include "tiles.h"
+
+namespace folio {
+namespace {
+
+// x / sqrt(mean(x²) + eps) · weight, in place or not.
+void rms_norm(const float* x, const float* weight, int64_t size, float eps, float* out) {
+    vf squares = vzero();
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) squares = vfma(vload(x + i), vload(x + i), squares);
+    float sum = vsum(squares);
+    for (; i < size; i++) sum += x[i] * x[i];
+    float factor = 1.0f / std::sqrt(sum / float(size) + eps);
+    for (i = 0; i + LANES <= size; i += LANES)
+        vstore(out + i, vmul(vmul(vload(x + i), vset(factor)), vload(weight + i)));
+    for (; i < size; i++) out[i] = x[i] * factor * weight[i];
+}
+
+// Dimension i turns with dimension i + D/2.
+void rotate(float* head, const float* cosines, const float* sines, int64_t half) {
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vf a = vload(head + i), b = vload(head + half + i), cosine = vload(cosines + i), sine = vload(sines + i);
+        vstore(head + i, vfma(a, cosine, vmul(b, vsub(vzero(), sine))));
+        vstore(head + half + i, vfma(b, cosine, vmul(a, sine)));
+    }
+    for (; i < half; i++) {
+        float a = head[i], b = head[half + i];
+        head[i] = a * cosines[i] - b * sines[i];
+        head[half + i] = b * cosines[i] + a * sines[i];
+    }
+}
+
+// Rows from which on each thread takes some through all products between two attentions, alone: nobody waits for anybody,
+// and what one product makes of them is in the core's own cache when the next one reads it. Fewer are shared product by
+// product, by panels of weights: each weight is then read once.
+constexpr int64_t MANY = 384;
+// Rows that a thread takes at once, at most and at least. Where weights are expanded, that is done for each such lot.
+constexpr int64_t LARGEST = EXPANDS ? 240 : 120, LEAST = EXPANDS ? 24 : 12;
+static_assert(LARGEST % ROWS == 0 && LEAST % ROWS == 0);
+
+// Rows cut for threads to take: the last cuts are small, so that nobody waits long for the last one.
+std::vector<int64_t> cuts(int64_t rows, int64_t threads) {
+    std::vector<int64_t> begins{0};
+    for (int64_t at = 0; at < rows; begins.push_back(at)) {
+        int64_t share = (rows - at) / (2 * threads) / ROWS * ROWS;
+        at = std::min(rows, at + std::clamp(share, LEAST, LARGEST));
+    }
+    return begins;
+}
+
+class Forward {
+public:
+    Forward(const FolioModel& model, const FolioStep& step, Buffers& b)
+        : m_(model), s_(step), b_(b), qkv_width_((m_.num_heads + 2 * m_.num_kv_heads) * m_.head_dim),
+          attended_width_(m_.num_heads * m_.head_dim) {
+        int64_t n = s_.num_tokens, widest = std::max(m_.hidden, std::max(m_.intermediate, qkv_width_));
+        grow(b_.x, (n + s_.num_outputs) * m_.hidden);
+        grow(b_.qkv, n * qkv_width_);
+        grow(b_.attended, (n + s_.num_outputs) * attended_width_);
+        grow(b_.activated, (alone(n) ? s_.num_outputs : std::max(n, s_.num_outputs)) * m_.intermediate);
+        grow(b_.angles, n * m_.head_dim);
+        if (int64_t(b_.threads.size()) < s_.threads) b_.threads.resize(size_t(s_.threads));
+        for (auto& each : b_.threads) {
+            grow(each.line, widest), each.coming = Lines();
+            if (alone(n)) grow(each.activated, LARGEST * m_.intermediate);
+        }
+        if (alone(n)) cuts_ = cuts(n, s_.threads);
+        int64_t groups = 1;
+        for (int64_t i = 0; i < m_.num_layers; i++) groups = std::max(groups, m_.layers[i].group + 1);
+        if (int64_t(b_.plans.size()) < groups) b_.plans.resize(size_t(groups));
+        for (int64_t i = 0; i < groups; i++)
+            b_.plans[size_t(i)].make(s_, s_.groups[i], m_.num_heads, m_.num_kv_heads, m_.head_dim);
+        if (s_.lora) {
+            int64_t width = lora_width(*s_.lora, s_.lora->slots, n, m_.num_layers * LORA_LINEARS);
+            b_.tokens.make(*s_.lora, s_.lora->slots, n, width);
+            b_.outputs.make(*s_.lora, s_.lora->output_slots, s_.num_outputs, width);
+        }
+        shape(0);
+    }
+
+    void run(Team& team, int thread) {
+        begin_rows(team);
+        multiply_all(team, thread, 0);
+        for (int64_t i = 0; i < m_.num_layers; i++) {
+            attend(team, thread, i);
+            multiply_all(team, thread, i * LORA_LINEARS + 1);
+        }
+        int64_t rows = s_.num_outputs, begin, end;
+        const float* x = b_.x.data() + s_.num_tokens * m_.hidden;
+        while (team.take(rows, 1, begin, end))
+            rms_norm(x + begin * m_.hidden, m_.norm, m_.hidden, m_.eps, s_.hidden + begin * m_.hidden);
+        team.barrier();
+    }
+
+private:
+    void begin_rows(Team& team) {
+        int64_t half = m_.head_dim / 2, begin, end;
+        while (team.take(s_.num_tokens, 8, begin, end))
+            for (int64_t t = begin; t < end; t++) {
+                unpack_row(m_.embed, s_.ids[t], b_.x.data() + t * m_.hidden);
+                float* angles = b_.angles.data() + t * m_.head_dim;
+                for (int64_t i = 0; i < half; i++) {
+                    float angle = float(s_.positions[t]) * m_.frequencies[i];
+                    angles[i] = std::cos(angle) * m_.rope_scale;
+                    angles[half + i] = std::sin(angle) * m_.rope_scale;
+                }
+            }
+        team.barrier();
+    }
+
+    // Linear `index` of the adapters, where some of `rows` has it.
+    LoraAddition addition(LoraRows& rows, int64_t index) const {
+        return s_.lora && rows.uses(index) ? LoraAddition{&rows, index} : LoraAddition{};
+    }
+
+    // A product with one of the model's linears: of rows, which are normalised first, if a norm is given.
+    struct Stage {
+        const FolioLinear& weights;
+        const float* x;
+        int64_t stride, rows;
+        const float* norm;  // null: as they are
+        LoraAddition lora;
+        float* y;
+        int64_t y_stride;
+        Into into;
+        // Threads would wait longer for each other than a row or two takes: then each prepares all of them for itself.
+        bool each() const { return rows <= 2 && !lora.rows; }
+    };
+
+    int64_t stages() const { return m_.num_layers * LORA_LINEARS; }
+    // After the last layer's attention only tokens whose hidden states are wanted matter: they lie behind the others.
+    bool of_outputs(int64_t index) const { return index > stages() - LORA_LINEARS; }
+    // Whether each thread takes rows alone. Adapters' rows are grouped over all of a step.
+    bool alone(int64_t rows) const { return rows >= MANY && !s_.lora; }
+
+    Stage stage(int64_t index) const {
+        const FolioLayer& layer = m_.layers[index / LORA_LINEARS];
+        bool outputs = of_outputs(index);
+        int64_t first = outputs ? s_.num_tokens : 0, rows = outputs ? s_.num_outputs : s_.num_tokens;
+        float *x = b_.x.data() + first * m_.hidden, *attended = b_.attended.data() + first * attended_width_;
+        LoraAddition lora = addition(outputs ? b_.outputs : b_.tokens, index);
+        switch (index % LORA_LINEARS) {
+            case 0:
+                return {layer.qkv, x, m_.hidden, rows, layer.input_norm, lora, b_.qkv.data(), qkv_width_, Into::store};
+            case 1:
+                return {layer.o, attended, attended_width_, rows, nullptr, lora, x, m_.hidden, Into::add};
+            case 2:
+                return {layer.gate_up, x, m_.hidden, rows, layer.post_norm, lora, b_.activated.data(), m_.intermediate,
+                        Into::silu_mul};
+            default:
+                return {layer.down, b_.activated.data(), m_.intermediate, rows, nullptr, lora, x, m_.hidden, Into::add};
+        }
+    }
+
+    // Memory for a stage's activations, while those of the stage before it are still read.
+    void shape(int64_t index) {
+        Stage next = stage(index);
+        if (!next.each()) b_.activations[index % 2].shape(next.weights, next.rows, next.lora.rows != nullptr);
+    }
+
+    // Stage `first` and those that follow it up to the next attention.
+    void multiply_all(Team& team, int thread, int64_t first) {
+        int64_t stop = first ? std::min(first + LORA_LINEARS, stages()) : 1, begin, end;
+        if (of_outputs(first) || !alone(s_.num_tokens)) {
+            for (int64_t index = first; index < stop; index++) multiply(team, thread, index);
+            return;
+        }
+        while (team.take(int64_t(cuts_.size()) - 1, 1, begin, end))
+            for (int64_t index = first; index < stop; index++)
+                multiply_alone(thread, index, cuts_[size_t(begin)], cuts_[size_t(end)]);
+        if (thread == 0 && of_outputs(stop)) shape(stop);
+        team.barrier();
+    }
+
+    // Rows `begin … end` of a stage.
+    void multiply_alone(int thread, int64_t index, int64_t begin, int64_t end) {
+        Buffers::Thread& own = b_.threads[size_t(thread)];
+        Stage now = stage(index);
+        now.x += begin * now.stride, now.y += begin * now.y_stride, now.rows = end - begin;
+        if (now.into == Into::silu_mul) now.y = own.activated.data();
+        if (&now.weights == &m_.layers[index / LORA_LINEARS].down) now.x = own.activated.data();
+        own.activations.shape(now.weights, now.rows);
+        for (int64_t r = 0; r < now.rows; r++) set(own, now, r, own.activations);
+        Team nobody_else(1);
+        linear(nobody_else, thread, now.weights, own.activations, now.rows, now.y, now.y_stride, now.into, now.lora);
+    }
+
+    void multiply(Team& team, int thread, int64_t index) {
+        Stage now = stage(index);
+        const Activations& x = prepare(team, thread, index, now);
+        linear(team, thread, now.weights, x, now.rows, now.y, now.y_stride, now.into, now.lora);
+        Lines& coming = b_.threads[size_t(thread)].coming;
+        coming = Lines();
+        if (index + 1 < stages()) {
+            if (thread == 0) shape(index + 1);
+            Stage next = stage(index + 1);
+            if (now.rows <= WAITING_ROWS) coming = first_lines(next.weights, next.into, s_.threads, thread);
+        }
+        team.barrier(&coming);
+    }
+
+    // Rows as the linear's formats want them; shrunk, where adapters add to it.
+    const Activations& prepare(Team& team, int thread, int64_t index, const Stage& now) {
+        Buffers::Thread& own = b_.threads[size_t(thread)];
+        Activations& to = now.each() ? own.activations : b_.activations[index % 2];
+        if (now.each()) {
+            to.shape(now.weights, now.rows);
+            own.coming.fetch(16);
+            for (int64_t r = 0; r < now.rows; r++) set(own, now, r, to);
+            return to;
+        }
+        int64_t begin, end;
+        // Rows that lie together are one thread's: their places share lines of memory.
+        while (team.take((now.rows + to.together - 1) / to.together, now.rows < 64 ? 1 : 2, begin, end))
+            for (int64_t r = begin * to.together; r < std::min(end * to.together, now.rows); r++) set(own, now, r, to);
+        team.barrier(&own.coming);
+        if (now.lora.rows) {
+            now.lora.rows->shrink(team, now.lora.index, to);
+            team.barrier(&own.coming);
+        }
+        return to;
+    }
+
+    // Row `r` of a stage, normalised.
+    void set(Buffers::Thread& own, const Stage& now, int64_t r, Activations& to) const {
+        const float* from = now.x + r * now.stride;
+        if (now.norm) {
+            rms_norm(from, now.norm, to.k, m_.eps, own.line.data());
+            from = own.line.data();
+        }
+        to.set(r, from);
+    }
+
+    void attend(Team& team, int thread, int64_t index) {
+        const FolioLayer& layer = m_.layers[index];
+        int64_t n = s_.num_tokens, begin, end;
+        Lines& coming = b_.threads[size_t(thread)].coming;
+        float *x = b_.x.data(), *attended = b_.attended.data();
+        Pages pages{s_.keys[index], s_.values[index], s_.block_size, m_.num_kv_heads, m_.head_dim, s_.kv_format};
+        place(team, layer, pages, s_.groups[layer.group].slots);
+        team.barrier(&coming);
+        b_.plans[size_t(layer.group)].run(team, thread, pages, b_.qkv.data(), qkv_width_, attended, &coming);
+        if (index == m_.num_layers - 1) {
+            float *rest = x + n * m_.hidden, *rest_attended = attended + n * attended_width_;
+            while (team.take(s_.num_outputs, 1, begin, end)) {
+                std::memcpy(rest + begin * m_.hidden, x + s_.outputs[begin] * m_.hidden, size_t(m_.hidden) * 4);
+                std::memcpy(rest_attended + begin * attended_width_, attended + s_.outputs[begin] * attended_width_,
+                            size_t(attended_width_) * 4);
+            }
+            team.barrier(&coming);
+        }
+    }
+
+    // Tokens' queries and keys normed and rotated, keys and values written: by KV head, where there are few tokens.
+    void place(Team& team, const FolioLayer& layer, const Pages& pages, const int64_t* slots) {
+        int64_t heads = m_.num_kv_heads, begin, end;
+        while (team.take(s_.num_tokens * heads, s_.num_tokens < 64 ? 1 : 8 * heads, begin, end))
+            for (int64_t i = begin; i < end; i++) place_head(layer, pages, i / heads, slots[i / heads], i % heads);
+    }
+
+    // Those of one KV head, and of the queries that share it.
+    void place_head(const FolioLayer& layer, const Pages& pages, int64_t token, int64_t slot, int64_t head) {
+        int64_t dim = m_.head_dim, half = dim / 2, shared = m_.num_heads / m_.num_kv_heads;
+        float *row = b_.qkv.data() + token * qkv_width_, *key = row + (m_.num_heads + head) * dim;
+        const float* angles = b_.angles.data() + token * dim;
+        auto turn = [&](float* at, const float* norm) {
+            if (norm) rms_norm(at, norm, dim, m_.eps, at);
+            rotate(at, angles, angles + half, half);
+        };
+        for (int64_t i = head * shared; i < (head + 1) * shared; i++) turn(row + i * dim, layer.q_norm);
+        turn(key, layer.k_norm);
+        pages.write(slot, head, key, key + m_.num_kv_heads * dim);
+    }
+
+    const FolioModel& m_;
+    const FolioStep& s_;
+    Buffers& b_;
+    int64_t qkv_width_, attended_width_;
+    std::vector<int64_t> cuts_;
+};
+
+}  // namespace
+
+void forward(const FolioModel& model, const FolioStep& step) {
+    one_order = step.deterministic != 0;
+    Forward steps(model, step, buffers());
+    run_team(int(step.threads), [&](Team& team, int thread) { steps.run(team, thread); });
+}
+
+}  // namespace folio
