@@ -346,6 +346,22 @@ def test_logprobs_are_pytorchs_for_every_shape(target, kind, config):
             assert a.logprob == pytest.approx(b.logprob, abs=2e-4)
 
 
+@pytest.mark.parametrize("kv", [torch.float32, torch.int8])
+@pytest.mark.parametrize("target", ["native", "portable"])
+def test_many_rows_are_what_they_are_in_small_steps(target, kv):
+    """In a step of hundreds of tokens each thread takes rows alone; in small ones all share each product."""
+    sizes = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = ours_on(target, reference("llama", **sizes), "llama")
+    model.kv_dtype = kv
+    model.deterministic = True
+    prompts = [[(7 * i * i + 11 * n) % 160 for i in range(n)] for n in (390, 3, 200)]
+    asked = [request(i, prompt, max_tokens=3, prompt_logprobs=0) for i, prompt in enumerate(prompts)]
+    large, small = (generate(model, asked, chunk=chunk, block_size=16) for chunk in (1000, 100))
+    for i in range(len(prompts)):
+        assert large.by_id[i].tokens == small.by_id[i].tokens
+        assert large.by_id[i].prompt_logprobs[1:] == small.by_id[i].prompt_logprobs[1:]
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("target", ["native", "portable"])
 def test_an_int8_model_is_the_float_model_of_its_rounded_weights(target, tied):
