@@ -197,6 +197,9 @@ private:
         for (int64_t r = 0; r < now.rows; r++) set(own, now, r, own.activations);
         Team nobody_else(1);
         linear(nobody_else, thread, now.weights, own.activations, now.rows, now.y, now.y_stride, now.into, now.lora);
+        int64_t layer = index / LORA_LINEARS, heads = m_.num_kv_heads;
+        if (index % LORA_LINEARS == 0)
+            for (int64_t i = begin * heads; i < end * heads; i++) place(layer, i);
     }
 
     void multiply(Team& team, int thread, int64_t index) {
@@ -246,14 +249,16 @@ private:
     }
 
     void attend(Team& team, int thread, int64_t index) {
-        const FolioLayer& layer = m_.layers[index];
-        int64_t n = s_.num_tokens, begin, end;
+        int64_t n = s_.num_tokens, group = m_.layers[index].group, begin, end;
         Lines& coming = b_.threads[size_t(thread)].coming;
         float *x = b_.x.data(), *attended = b_.attended.data();
-        Pages pages{s_.keys[index], s_.values[index], s_.block_size, m_.num_kv_heads, m_.head_dim, s_.kv_format};
-        place(team, layer, pages, s_.groups[layer.group].slots);
-        team.barrier(&coming);
-        b_.plans[size_t(layer.group)].run(team, thread, pages, b_.qkv.data(), qkv_width_, attended, &coming);
+        if (!alone(n)) {
+            int64_t heads = m_.num_kv_heads;
+            while (team.take(n * heads, n < 64 ? 1 : 8 * heads, begin, end))
+                for (int64_t i = begin; i < end; i++) place(index, i);
+            team.barrier(&coming);
+        }
+        b_.plans[size_t(group)].run(team, thread, pages(index), b_.qkv.data(), qkv_width_, attended, &coming);
         if (index == m_.num_layers - 1) {
             float *rest = x + n * m_.hidden, *rest_attended = attended + n * attended_width_;
             while (team.take(s_.num_outputs, 1, begin, end)) {
@@ -265,25 +270,24 @@ private:
         }
     }
 
-    // Tokens' queries and keys normed and rotated, keys and values written: by KV head, where there are few tokens.
-    void place(Team& team, const FolioLayer& layer, const Pages& pages, const int64_t* slots) {
-        int64_t heads = m_.num_kv_heads, begin, end;
-        while (team.take(s_.num_tokens * heads, s_.num_tokens < 64 ? 1 : 8 * heads, begin, end))
-            for (int64_t i = begin; i < end; i++) place_head(layer, pages, i / heads, slots[i / heads], i % heads);
+    Pages pages(int64_t layer) const {
+        return {s_.keys[layer], s_.values[layer], s_.block_size, m_.num_kv_heads, m_.head_dim, s_.kv_format};
     }
 
-    // Those of one KV head, and of the queries that share it.
-    void place_head(const FolioLayer& layer, const Pages& pages, int64_t token, int64_t slot, int64_t head) {
+    // A token's queries and key of a KV head normed and rotated, key and value written: the at-th of all tokens' heads.
+    void place(int64_t index, int64_t at) {
+        const FolioLayer& layer = m_.layers[index];
+        int64_t token = at / m_.num_kv_heads, head = at % m_.num_kv_heads;
         int64_t dim = m_.head_dim, half = dim / 2, shared = m_.num_heads / m_.num_kv_heads;
         float *row = b_.qkv.data() + token * qkv_width_, *key = row + (m_.num_heads + head) * dim;
         const float* angles = b_.angles.data() + token * dim;
-        auto turn = [&](float* at, const float* norm) {
-            if (norm) rms_norm(at, norm, dim, m_.eps, at);
-            rotate(at, angles, angles + half, half);
+        auto turn = [&](float* vector, const float* norm) {
+            if (norm) rms_norm(vector, norm, dim, m_.eps, vector);
+            rotate(vector, angles, angles + half, half);
         };
         for (int64_t i = head * shared; i < (head + 1) * shared; i++) turn(row + i * dim, layer.q_norm);
         turn(key, layer.k_norm);
-        pages.write(slot, head, key, key + m_.num_kv_heads * dim);
+        pages(index).write(s_.groups[layer.group].slots[token], head, key, key + m_.num_kv_heads * dim);
     }
 
     const FolioModel& m_;

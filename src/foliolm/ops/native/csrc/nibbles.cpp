@@ -91,6 +91,7 @@ struct Stored {
         for (int t = 0; t < 4; t++)
             FOLIO_UNROLL
             for (int v = 0; v < NV; v++) {
+                if (R > 8) in_order();  // fewer rows leave registers for more weights
                 vi all = iload(w + HEAD + t * 64 + v * 4 * LANES), low = ilow4(all), high = ihigh4(all);
                 FOLIO_UNROLL
                 for (int r = 0; r < R; r++) {
