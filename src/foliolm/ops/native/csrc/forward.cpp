@@ -47,7 +47,7 @@ void rotate(float* head, const float* cosines, const float* sines, int64_t half)
 // Rows from which on each thread takes some through all products between two attentions, alone: nobody waits for anybody,
 // and what one product makes of them is in the core's own cache when the next one reads it. Fewer are shared product by
 // product, by panels of weights: each weight is then read once.
-constexpr int64_t MANY = 384;
+constexpr int64_t MANY = 256;
 // Rows that a thread takes at once, at most and at least. Where weights are expanded, that is done for each such lot.
 constexpr int64_t LARGEST = EXPANDS ? 240 : 120, LEAST = EXPANDS ? 24 : 12;
 static_assert(LARGEST % ROWS == 0 && LEAST % ROWS == 0);
