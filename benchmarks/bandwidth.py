@@ -6,7 +6,7 @@ the rate of products; limits and steps are measured in alternation, in one proce
     python benchmarks/bandwidth.py --preset Qwen/Qwen3-0.6B --dtype bfloat16 [--json]
 
 --preset makes up weights for a model's sizes (--load-format dummy). The limits are measured through the native kernels,
-with the steps' threads: passes over 128 MiB after every few decode steps, with several streams a thread and with one
+with the steps' threads: passes over 128 MiB after every few decode steps, with two streams a thread and with four
 (the faster way is the limit, as in the ledger); products in the weights' format, on a matrix that the caches hold,
 before and after every prompt. A step's bytes and operations are those of the ledger. `native` is time inside the
 model's calls, `wall` all of a step with its planning and committing. A round's share is the median step's rate over the
