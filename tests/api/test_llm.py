@@ -1,5 +1,8 @@
 """The library's ``LLM`` on the embedded model."""
 
+import gc
+import weakref
+
 import pytest
 
 from foliolm import LLM, BeamSearchParams, SamplingParams
@@ -123,3 +126,21 @@ def test_an_error_in_the_middle_leaves_nothing_running(llm, monkeypatch):
     monkeypatch.undo()
     assert not llm.client.has_work
     assert llm.engine.scheduler.stats().kv_blocks_used == 0
+
+
+def test_garbage_collections_pass_over_what_start_up_made(lean_settings):
+    """Hundreds of thousands of objects: to walk them took a tenth of a second in the middle of a step."""
+
+    class Node:
+        pass
+
+    with LLM("smollm2-135m", **lean_settings) as made:
+        assert gc.get_freeze_count() > 100_000
+        assert len(gc.get_objects()) < gc.get_freeze_count() / 10
+        made.generate("The sea", greedy(2))
+        node = Node()
+        node.itself, gone = node, weakref.ref(node)
+        del node
+        gc.collect()
+        assert gone() is None, "later cycles are collected"
+    assert gc.get_freeze_count() == 0

@@ -20,6 +20,7 @@ from foliolm.core.errors import EngineDeadError, QueueFullError, RequestError
 from foliolm.core.request import EngineRequest, FinishReason
 from foliolm.core.sampling import SamplingParams
 from foliolm.engine.client import InProcessClient
+from foliolm.engine.collector import pass_over_what_is, walk_all_again
 from foliolm.engine.threads import bound_spinning
 from foliolm.text.stream import answer_text
 from foliolm.weights.store import pull
@@ -41,6 +42,8 @@ class _Job:
 
 class LLM:
     """A model and an engine in this process. Not thread-safe.
+
+    Until it is closed, Python's cyclic garbage collector passes over the objects that lived when it was made.
 
     Example::
 
@@ -64,6 +67,7 @@ class LLM:
         self.client = InProcessClient([self.engine])
         self.model = replace(ServedModel.of(self.config, files), max_model_len=self.engine.info.max_model_len)
         self._adapters = LoadIds(len(self.config.lora_modules))
+        pass_over_what_is()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own sampling defaults."""
@@ -132,6 +136,7 @@ class LLM:
     def close(self) -> None:
         """Give the engine's memory back."""
         self.client.close()
+        walk_all_again()
 
     def __enter__(self) -> LLM:
         return self

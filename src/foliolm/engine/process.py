@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import logging
 import os
@@ -23,6 +22,7 @@ import zmq
 
 from foliolm.core.errors import EngineDeadError, FolioError
 from foliolm.core.grammar import Grammars
+from foliolm.engine.collector import pass_over_what_is
 from foliolm.engine.engine import Engine, EngineInfo
 from foliolm.engine.loop import EngineLoop
 from foliolm.engine.messages import (
@@ -199,9 +199,7 @@ def main() -> int:
         context.destroy()
         return 1
 
-    # What start-up made lives as long as the process; the collector need not walk it in the middle of a step.
-    gc.collect()
-    gc.freeze()
+    pass_over_what_is()
     outbox.send(encode(Ready(engine.info)))
     if engine.grammars is not None:
         threading.Thread(target=_read_ahead, args=(engine.grammars,), name="grammars", daemon=True).start()

@@ -16,8 +16,8 @@ READ_BYTES = 128 << 20
 """More than the last cache of most machines holds."""
 STREAMS = (2, 4)
 """Places from which a thread reads at once. Four read half as fast again as one where a CPU fetches ahead within a page
-only, and half as fast where it follows a stream further: the faster way is the machine's limit. One reads slower than two
-on either."""
+only, and half as fast where it follows a stream further: the faster way is the machine's limit. One place is slower
+than two on either."""
 OUTPUTS, INPUTS, FEW_ROWS, ROWS = 1024, 1024, 16, 240
 """Of the product: two cores' caches hold the matrix, and so many rows are bound by arithmetic (more are no faster)."""
 ENOUGH_SECONDS = 0.1
