@@ -89,7 +89,7 @@ public:
             b_.tokens.make(*s_.lora, s_.lora->slots, n, width);
             b_.outputs.make(*s_.lora, s_.lora->output_slots, s_.num_outputs, width);
         }
-        shape(0);
+        if (!alone(n)) shape(0);
     }
 
     void run(Team& team, int thread) {

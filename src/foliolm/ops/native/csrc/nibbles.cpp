@@ -244,8 +244,10 @@ void expand(const FolioWeight& weight, int64_t panel, std::vector<uint8_t>& expa
 
 void multiply_expanded(const FolioWeight& weight, int64_t panel, const uint8_t* expanded, const Activations& x, int64_t first,
                        int64_t rows, bool ahead, float* out) {
-    const uint8_t* next = ahead ? panel_data(weight, panel + 1) : nullptr;
-    with_rows<ROWS>(rows, [&]<int R>() { blocks<Expanded, R>(x, first, expanded, next, block_size(weight), out); });
+    if constexpr (EXPANDS) {
+        const uint8_t* next = ahead ? panel_data(weight, panel + 1) : nullptr;
+        with_rows<ROWS>(rows, [&]<int R>() { blocks<Expanded, R>(x, first, expanded, next, block_size(weight), out); });
+    }
 }
 
 }  // namespace folio
