@@ -10,8 +10,8 @@ import pytest
 from foliolm import AsyncLLM, SamplingParams
 from foliolm.api.errors import RequestTimeoutError
 from foliolm.core.errors import EngineDeadError, RequestError
+from support.sure_answer import ANSWER, MESSAGES
 
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
@@ -31,8 +31,8 @@ async def settled(llm):
 def test_it_streams_many_at_once_and_survives_its_engine(lean_settings):
     async def scenario():
         async with AsyncLLM("smollm2-135m", **lean_settings) as llm:
-            grown = [output async for output in llm.chat(CAPITAL, GREEDY)]
-            assert grown[-1].outputs[0].text == "The capital of France is Paris."
+            grown = [output async for output in llm.chat(MESSAGES, GREEDY)]
+            assert grown[-1].outputs[0].text == ANSWER
             assert grown[-1].finished
             assert not grown[0].finished
             texts = [output.outputs[0].text for output in grown]

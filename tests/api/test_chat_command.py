@@ -9,6 +9,7 @@ import pytest
 from foliolm.cli.chatting.backends import ChatError, RemoteBackend
 from foliolm.cli.chatting.session import Session
 from foliolm.core.errors import ConfigError
+from support.sure_answer import ANSWER, MESSAGES, QUESTION
 
 
 class Echo:
@@ -137,17 +138,16 @@ def test_saved_conversations_come_back(session, tmp_path):
 def test_against_a_server(real_server):
     backend = RemoteBackend(f"{real_server.url}/v1", None, None)
     assert backend.name == "smollm2-135m"
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    pieces = list(backend.stream(question, {"temperature": 0, "max_tokens": 20}))
-    assert "".join(pieces) == "The capital of France is Paris."
+    pieces = list(backend.stream(MESSAGES, {"temperature": 0, "max_tokens": 20}))
+    assert "".join(pieces) == ANSWER
     assert len(pieces) > 3
     with pytest.raises(ChatError, match=r"max_tokens.*HTTP 400"):
-        list(backend.stream(question, {"max_tokens": -1}))
+        list(backend.stream(MESSAGES, {"max_tokens": -1}))
     with pytest.raises(ConfigError, match="does not answer"):
         RemoteBackend("127.0.0.1:1", None, None)
     with pytest.raises(ConfigError, match="--url"):
         RemoteBackend("ftp://x", None, None)
-    leaving = backend.stream(question, {"max_tokens": 400, "ignore_eos": True})
+    leaving = backend.stream(MESSAGES, {"max_tokens": 400, "ignore_eos": True})
     next(leaving)
     leaving.close()
     real_server.assert_all_free()
@@ -162,18 +162,16 @@ def foliolm_chat(lines, *arguments):
 
 def test_the_command_against_a_server(real_server, tmp_path):
     path = tmp_path / "c.json"
-    done = foliolm_chat(
-        ["/set temperature 0", "What is the capital of France?", f"/save {path}"], "--url", real_server.url
-    )
+    done = foliolm_chat(["/set temperature 0", QUESTION, f"/save {path}"], "--url", real_server.url)
     assert done.returncode == 0, done.stderr
-    assert "The capital of France is Paris." in done.stdout
-    assert json.loads(path.read_text())[1]["content"] == "The capital of France is Paris."
+    assert ANSWER in done.stdout
+    assert json.loads(path.read_text())[1]["content"] == ANSWER
     wrong = foliolm_chat([], "--url", real_server.url, "--block-size", "8")
     assert wrong.returncode == 2
     assert "--block-size" in wrong.stderr
 
 
 def test_the_command_with_an_engine_of_its_own(lean_flags):
-    done = foliolm_chat(["What is the capital of France?", "/history"], "--temperature", "0", *lean_flags)
+    done = foliolm_chat([QUESTION, "/history"], "--temperature", "0", *lean_flags)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("The capital of France is Paris.") == 2
+    assert done.stdout.count(ANSWER) == 2

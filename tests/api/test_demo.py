@@ -32,7 +32,9 @@ def test_the_demo_answers_all_questions_and_leaves_no_process(tmp_path):
         assert answer["ttft_s"] > 0
         assert answer["tokens_per_s"] > 0
     assert report["output_tokens"] == sum(answer["tokens"] for answer in report["requests"])
-    assert report["requests"][0]["answer"].startswith("The capital of France")
+    # Of the demo's questions the one whose answer begins surest: each token leads the second by 2 nats and more.
+    said = {answer["question"]: answer["answer"] for answer in report["requests"]}
+    assert said["What is two plus three?"].startswith("Two plus three")
     assert done.stderr.rstrip().endswith("stopped")
 
 

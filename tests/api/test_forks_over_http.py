@@ -3,7 +3,8 @@
 import openai
 import pytest
 
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+from support.sure_answer import ANSWER, MESSAGES
+
 STORY = [4000 + 11 * i for i in range(100)]
 
 
@@ -52,12 +53,12 @@ def test_beams_come_best_first_and_the_best_is_at_least_as_likely_as_the_greedy_
 def test_a_chat_can_be_searched_and_streamed(client):
     options = {"use_beam_search": True, "length_penalty": 0.8, "early_stopping": True}
     whole = client.chat.completions.create(
-        model="smollm2-135m", messages=CAPITAL, n=2, max_tokens=16, extra_body=options
+        model="smollm2-135m", messages=MESSAGES, n=2, max_tokens=16, extra_body=options
     )
-    assert "Paris" in whole.choices[0].message.content
+    assert whole.choices[0].message.content == ANSWER
     texts = ["", ""]
     for chunk in client.chat.completions.create(
-        model="smollm2-135m", messages=CAPITAL, n=2, max_tokens=16, extra_body=options, stream=True
+        model="smollm2-135m", messages=MESSAGES, n=2, max_tokens=16, extra_body=options, stream=True
     ):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""

@@ -7,6 +7,7 @@ import pytest
 
 from foliolm import LLM, BeamSearchParams, SamplingParams
 from foliolm.core.errors import QueueFullError, RequestError
+from support.sure_answer import ANSWER, MESSAGES
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,8 @@ def test_one_sampling_a_prompt_n_stops_and_logprobs(llm):
 
 
 def test_chat(llm):
-    (answer,) = llm.chat([{"role": "user", "content": "What is the capital of France?"}], greedy(32))
-    assert answer.outputs[0].text == "The capital of France is Paris."
+    (answer,) = llm.chat(MESSAGES, greedy(32))
+    assert answer.outputs[0].text == ANSWER
     assert answer.outputs[0].finish_reason == "stop"
     assert answer.outputs[0].stop_reason in llm.model.eos_token_ids
     stamps = answer.outputs[0].stamps

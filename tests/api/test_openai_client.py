@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+from support.sure_answer import ANSWER, ANSWER_TOKENS, MESSAGES, PROMPT_TOKENS, TOTAL_TOKENS
 
 
 @pytest.fixture(scope="module")
@@ -21,25 +21,25 @@ def model(client):
 
 
 @pytest.fixture(scope="module")
-def paris(client, model):
-    return client.chat.completions.create(model=model, messages=CAPITAL, temperature=0, max_completion_tokens=32)
+def capital(client, model):
+    return client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_completion_tokens=32)
 
 
-def test_it_knows_the_capital_of_france(paris, model):
+def test_it_knows_the_capital_of_japan(capital, model):
     assert model == "smollm2-135m"
-    assert paris.choices[0].message.content == "The capital of France is Paris."
-    assert paris.choices[0].message.role == "assistant"
-    assert paris.choices[0].finish_reason == "stop"
-    assert paris.usage.prompt_tokens == 37
-    assert paris.usage.completion_tokens == 8
-    assert paris.usage.total_tokens == 45
+    assert capital.choices[0].message.content == ANSWER
+    assert capital.choices[0].message.role == "assistant"
+    assert capital.choices[0].finish_reason == "stop"
+    assert capital.usage.prompt_tokens == PROMPT_TOKENS
+    assert capital.usage.completion_tokens == ANSWER_TOKENS
+    assert capital.usage.total_tokens == TOTAL_TOKENS
 
 
-def test_a_stream_is_the_plain_answer_in_pieces(client, model, paris):
+def test_a_stream_is_the_plain_answer_in_pieces(client, model, capital):
     chunks = list(
         client.chat.completions.create(
             model=model,
-            messages=CAPITAL,
+            messages=MESSAGES,
             temperature=0,
             max_completion_tokens=32,
             stream=True,
@@ -54,11 +54,11 @@ def test_a_stream_is_the_plain_answer_in_pieces(client, model, paris):
     assert last.choices == []
     # The prompt is the same, so this time the prefix cache may know it.
     details = {"prompt_tokens_details"}
-    assert last.usage.model_dump(exclude=details) == paris.usage.model_dump(exclude=details)
+    assert last.usage.model_dump(exclude=details) == capital.usage.model_dump(exclude=details)
     first, *rest = [chunk.choices[0] for chunk in ordinary]
     assert (first.delta.role, first.delta.content) == ("assistant", "")
     assert all(choice.delta.role is None for choice in rest)
-    assert "".join(choice.delta.content or "" for choice in rest) == paris.choices[0].message.content
+    assert "".join(choice.delta.content or "" for choice in rest) == capital.choices[0].message.content
     assert [choice.finish_reason for choice in rest if choice.finish_reason] == ["stop"]
     assert rest[-1].finish_reason == "stop"
 
@@ -66,7 +66,7 @@ def test_a_stream_is_the_plain_answer_in_pieces(client, model, paris):
 def test_without_the_option_there_is_no_usage_chunk(client, model):
     chunks = list(
         client.chat.completions.create(
-            model=model, messages=CAPITAL, max_completion_tokens=3, temperature=0, stream=True
+            model=model, messages=MESSAGES, max_completion_tokens=3, temperature=0, stream=True
         )
     )
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
@@ -88,7 +88,7 @@ def test_many_at_once_get_their_own_answers(client, model):
 def test_n_choices_are_seeded_apart_and_count_the_prompt_once(client, model):
     def draw():
         return client.chat.completions.create(
-            model=model, messages=CAPITAL, n=3, seed=11, temperature=1.5, max_completion_tokens=12
+            model=model, messages=MESSAGES, n=3, seed=11, temperature=1.5, max_completion_tokens=12
         )
 
     first, again = draw(), draw()
@@ -96,10 +96,10 @@ def test_n_choices_are_seeded_apart_and_count_the_prompt_once(client, model):
     assert [choice.index for choice in first.choices] == [0, 1, 2]
     assert len(set(texts)) > 1
     assert texts == [choice.message.content for choice in again.choices]
-    assert first.usage.prompt_tokens == 37
+    assert first.usage.prompt_tokens == PROMPT_TOKENS
     assert first.usage.completion_tokens <= 36
     greedy = client.chat.completions.create(
-        model=model, messages=CAPITAL, n=2, temperature=0, max_completion_tokens=8, logprobs=True
+        model=model, messages=MESSAGES, n=2, temperature=0, max_completion_tokens=8, logprobs=True
     )
     assert greedy.choices[0].message.content == greedy.choices[1].message.content
 
@@ -147,7 +147,7 @@ def test_a_stop_string_ends_the_text_and_the_request(client, model, real_server,
 
 def test_chat_logprobs(client, model):
     answer = client.chat.completions.create(
-        model=model, messages=CAPITAL, temperature=0, max_completion_tokens=5, logprobs=True, top_logprobs=3
+        model=model, messages=MESSAGES, temperature=0, max_completion_tokens=5, logprobs=True, top_logprobs=3
     )
     entries = answer.choices[0].logprobs.content
     assert len(entries) == answer.usage.completion_tokens == 5
@@ -212,12 +212,12 @@ def test_errors_have_the_clients_types(client, model):
     assert bad.value.code == "context_length_exceeded"
     assert "512" in bad.value.message
     with pytest.raises(openai.BadRequestError) as unknown:
-        client.chat.completions.create(model=model, messages=CAPITAL, extra_body={"best_guess": 1})
+        client.chat.completions.create(model=model, messages=MESSAGES, extra_body={"best_guess": 1})
     assert unknown.value.param == "best_guess"
     with pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(model="gpt-none", messages=CAPITAL)
+        client.chat.completions.create(model="gpt-none", messages=MESSAGES)
     assert client.chat.completions.create(
-        messages=CAPITAL, model=model, max_completion_tokens=1, temperature=0, extra_body={"top_k": None, "stop": None}
+        messages=MESSAGES, model=model, max_completion_tokens=1, temperature=0, extra_body={"top_k": None, "stop": None}
     )
 
 

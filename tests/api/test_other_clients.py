@@ -12,15 +12,17 @@ import sys
 
 import pytest
 
+from support.sure_answer import ANSWER, ANSWER_TOKENS, QUESTION, TOTAL_TOKENS
+
 LITELLM = """
 import asyncio, json, os, sys
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it fetches a list of prices when it is imported
 import litellm
 
-url, model = sys.argv[1:]
+url, model, question = sys.argv[1:]
 common = {
     "model": f"openai/{model}", "api_base": f"{url}/v1", "api_key": "none", "temperature": 0, "max_tokens": 20,
-    "messages": [{"role": "user", "content": "What is the capital of France?"}], "num_retries": 0,
+    "messages": [{"role": "user", "content": question}], "num_retries": 0,
 }
 plain = litellm.completion(**common)
 chunks = list(litellm.completion(**common, stream=True, stream_options={"include_usage": True}))
@@ -49,19 +51,19 @@ import asyncio, json, sys
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 
-url, model = sys.argv[1:]
+url, model, question = sys.argv[1:]
 chat = ChatOpenAI(
     base_url=f"{url}/v1", api_key="none", model=model, temperature=0, max_tokens=20, max_retries=0, stream_usage=True
 )
-question = [HumanMessage("What is the capital of France?")]
-plain = chat.invoke(question)
-chunks = list(chat.stream(question))
+messages = [HumanMessage(question)]
+plain = chat.invoke(messages)
+chunks = list(chat.stream(messages))
 whole = chunks[0]
 for chunk in chunks[1:]:
     whole += chunk
-batch = chat.batch([question, [SystemMessage("Answer in one word."), *question]])
-later = asyncio.run(chat.ainvoke(question))
-logprobs = chat.bind(logprobs=True, top_logprobs=2).invoke(question)
+batch = chat.batch([messages, [SystemMessage("Answer in one word."), *messages]])
+later = asyncio.run(chat.ainvoke(messages))
+logprobs = chat.bind(logprobs=True, top_logprobs=2).invoke(messages)
 print(json.dumps({
     "plain": plain.content, "finish": plain.response_metadata["finish_reason"],
     "usage": plain.usage_metadata["total_tokens"], "pieces": len(chunks), "streamed": whole.content,
@@ -75,20 +77,17 @@ def answers(script, server, package):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed (the dev extra has it)")
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, server.url, "smollm2-135m"],
+        [sys.executable, "-W", "ignore", "-c", script, server.url, "smollm2-135m", QUESTION],
         capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "LANGSMITH_TRACING": "false"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-PARIS = "The capital of France is Paris."
-
-
 def test_litellm(real_server):
     got = answers(LITELLM, real_server, "litellm")
-    assert (got["plain"], got["streamed"], got["built"], got["later"]) == (PARIS,) * 4
-    assert (got["finish"], got["usage"], got["built_usage"]) == ("stop", 45, 45)
+    assert (got["plain"], got["streamed"], got["built"], got["later"]) == (ANSWER,) * 4
+    assert (got["finish"], got["usage"], got["built_usage"]) == ("stop", TOTAL_TOKENS, TOTAL_TOKENS)
     assert got["pieces"] > 5
     assert got["text"] == " 4, "
     assert "max_tokens" in got["error"]
@@ -96,9 +95,9 @@ def test_litellm(real_server):
 
 def test_langchain(real_server):
     got = answers(LANGCHAIN, real_server, "langchain_openai")
-    assert (got["plain"], got["streamed"], got["later"]) == (PARIS,) * 3
-    assert (got["finish"], got["usage"], got["streamed_usage"]) == ("stop", 45, 45)
+    assert (got["plain"], got["streamed"], got["later"]) == (ANSWER,) * 3
+    assert (got["finish"], got["usage"], got["streamed_usage"]) == ("stop", TOTAL_TOKENS, TOTAL_TOKENS)
     assert got["pieces"] > 5
-    assert got["batch"][0] == PARIS
+    assert got["batch"][0] == ANSWER
     assert got["batch"][1]
-    assert got["logprobs"] == 8
+    assert got["logprobs"] == ANSWER_TOKENS

@@ -6,6 +6,8 @@ import threading
 import psutil
 import pytest
 
+from support.sure_answer import MESSAGES
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 FRUITS = [{"role": "user", "content": "Name three fruits."}]
 
@@ -56,10 +58,9 @@ def test_e4_one_finish_reason_a_choice_and_nothing_after_it(post, chunks):
             reasons = [part["finish_reason"] for part in parts if part["index"] == index]
             assert reasons[-1] == "length"
             assert reasons[:-1] == [None] * (len(reasons) - 1)
-    capital = [{"role": "user", "content": "What is the capital of France?"}]
-    natural = chunks(CHAT, messages=capital, max_tokens=60, temperature=0)
+    natural = chunks(CHAT, messages=MESSAGES, max_tokens=60, temperature=0)
     assert natural[-1]["choices"][0]["finish_reason"] == "stop"
-    plain = post(CHAT, messages=capital, max_tokens=60, temperature=0).json()
+    plain = post(CHAT, messages=MESSAGES, max_tokens=60, temperature=0).json()
     assert plain["choices"][0]["finish_reason"] == "stop"
 
 
