@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "aligned.h"
 #include "attention.h"
 #include "lora.h"
 #include "pool.h"
@@ -12,15 +13,15 @@
 namespace folio {
 
 struct Buffers {
-    std::vector<float> x, qkv, attended, activated, angles;
+    Aligned<float> x, qkv, attended, activated, angles;
     Activations activations[2];  // of a product, and of the one after it
     std::vector<AttentionPlan> plans;
     LoraRows tokens, outputs;     // by adapter: the step's tokens, and those that come out of the last layer
-    std::vector<float> products;  // of folio_likeliest
+    Aligned<float> products;      // of folio_likeliest
 
     // What a thread has for itself.
     struct alignas(64) Thread {
-        std::vector<float> line, activated;  // a row; those that it takes alone
+        Aligned<float> line, activated;  // a row; those that it takes alone
         Activations activations;
         Lines coming;  // the weights that it reads next
     };
@@ -32,7 +33,7 @@ inline Buffers& buffers() {
     return *the_buffers;
 }
 
-inline void grow(std::vector<float>& vector, int64_t size) {
+inline void grow(Aligned<float>& vector, int64_t size) {
     if (int64_t(vector.size()) < size) vector.resize(size_t(size));
 }
 

@@ -125,7 +125,7 @@ int64_t folio_likeliest(const FolioLinear* linear, const float* x, int64_t rows,
             product.run(team, thread, scratch.products.data());
             folio::choose(team, thread, best, index);
         });
-        if (scratch.products.size() > folio::MOST_KEPT) std::vector<float>().swap(scratch.products);
+        if (scratch.products.size() > folio::MOST_KEPT) folio::Aligned<float>().swap(scratch.products);
     });
 }
 
