@@ -246,19 +246,23 @@ static void check_lora(int64_t format, int64_t stored, int64_t n, int64_t k, int
     expect(worst / top < 1e-5, "lora", worst / top);
 }
 
-// What a step's attention gives, and the pieces that it was handed out in.
+// What a step's attention gives, of its `outputs` only if there are any, and the pieces that it was handed out in.
 static std::vector<float> attend(const Pages& pages, const std::vector<int32_t>& table, int64_t width, int64_t window,
                                  const std::vector<int32_t>& starts, const std::vector<int32_t>& used, int64_t heads,
-                                 const std::vector<float>& q, int threads, int64_t& items) {
+                                 const std::vector<float>& q, int threads, int64_t& items,
+                                 const std::vector<int64_t>& outputs = {}) {
     FolioGroup group{table.data(), width, nullptr, window};
     FolioStep step{};
     step.num_tokens = starts.back(), step.num_rows = int64_t(used.size()), step.starts = starts.data(), step.used = used.data();
     step.block_size = pages.block_size, step.kv_format = pages.format, step.threads = threads, step.groups = &group;
+    step.outputs = outputs.data(), step.num_outputs = int64_t(outputs.size());
     AttentionPlan plan;
     plan.make(step, group, heads, pages.kv_heads, pages.head_dim);
     items = plan.num_items();
     std::vector<float> out(q.size());
-    run_team(threads, [&](Team& team, int thread) { plan.run(team, thread, pages, q.data(), heads * pages.head_dim, out.data()); });
+    run_team(threads, [&](Team& team, int thread) {
+        plan.run(team, thread, pages, q.data(), heads * pages.head_dim, out.data(), nullptr, !outputs.empty());
+    });
     return out;
 }
 
@@ -292,6 +296,15 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
     for (auto& value : q) value = normal();
     int64_t items;
     auto out = attend(pages, table, width, window, starts, lengths, heads, q, threads, items);
+
+    // Of outputs only: the same for them, nothing for a row that has none.
+    std::vector<int64_t> outputs{0, 1, tokens - 1};
+    auto some = attend(pages, table, width, window, starts, lengths, heads, q, threads, items, outputs);
+    int64_t other = 0, each = heads * dim, without = starts[2];
+    auto from = [&](const std::vector<float>& all, int64_t token) { return all.data() + token * each; };
+    for (int64_t token : outputs) other += !std::equal(from(some, token), from(some, token + 1), from(out, token));
+    other += std::count_if(from(some, without), from(some, without + 1), [](float x) { return x != 0; });
+    expect(other == 0, "attention of outputs", double(other));
 
     // What is stored, turned back where it is in bytes: [slots, kv_heads, dim].
     auto read_all = [&](const std::vector<uint8_t>& pool, bool are_keys) {

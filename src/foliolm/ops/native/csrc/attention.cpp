@@ -141,11 +141,13 @@ void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& 
     end_item(item, out, s);
 }
 
-void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming) {
+void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming,
+                        bool outputs) {
     Scratch& s = scratch_[size_t(thread)];
-    int64_t begin, end, total = int64_t(items_.size());
+    const std::vector<Item>& items = outputs ? of_outputs_ : items_;
+    int64_t begin, end, total = int64_t(items.size());
     auto take = [&](int64_t left) {
-        return team.take(total, 1, begin, end, left) ? &items_[size_t(begin)] : nullptr;
+        return team.take(total, 1, begin, end, left) ? &items[size_t(begin)] : nullptr;
     };
     for (const Item *item = take(0), *next; item; item = next ? next : take(0)) {
         next = take(2 * team.size());  // what comes next is known early, as long as nobody goes without

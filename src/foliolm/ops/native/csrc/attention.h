@@ -21,7 +21,9 @@ public:
     void make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim);
 
     // All threads: q [tokens][ldq] (heads side by side, already rotated) to out [tokens, heads · dim]. Ends with a barrier.
-    void run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming = nullptr);
+    // With `outputs`, tokens that are not the step's outputs may be left out.
+    void run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming = nullptr,
+             bool outputs = false);
 
     // Pieces that the work is handed out in.
     int64_t num_items() const { return int64_t(items_.size()); }
@@ -60,6 +62,7 @@ private:
                      int64_t first, Scratch& s) const;
     void take_query(const float* from, float factor, float* to) const;
     void add_single(Item item, Member member);
+    bool has_output(const Item& item) const;
     bool same_blocks(const Item& a, const Item& b) const;
     int64_t rows_of(const Item& item) const;
     void begin_item(const Item& item, Scratch& s) const;
@@ -69,7 +72,7 @@ private:
     const FolioGroup* group_ = nullptr;
     int64_t heads_ = 0, kv_heads_ = 0, dim_ = 0, shared_ = 0, padded_ = 0;
     bool turned_ = false;
-    std::vector<Item> items_;
+    std::vector<Item> items_, of_outputs_;  // all of them, and those that have an output
     std::vector<Member> members_;
     std::unordered_multimap<int32_t, int32_t> by_block_;  // items of single queries by their first block
     std::vector<Merge> merges_;

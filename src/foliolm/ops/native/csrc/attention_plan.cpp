@@ -1,5 +1,6 @@
 // How a step's attention is divided into work items.
 #include <algorithm>
+#include <iterator>
 
 #include "attention.h"
 
@@ -51,6 +52,9 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
         return int64_t(item.members ? (1 + item.members) * item.heads : item.count) * (item.end - item.begin);
     };
     std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
+    of_outputs_.clear();
+    std::copy_if(items_.begin(), items_.end(), std::back_inserter(of_outputs_),
+                 [&](const Item& item) { return has_output(item); });
     if (int64_t size = parts * shared_ * (padded_ + 2); int64_t(partial_.size()) < size) partial_.resize(size_t(size));
     if (int64_t(scratch_.size()) < step.threads) scratch_.resize(size_t(step.threads));
     for (auto& s : scratch_) {
@@ -64,6 +68,14 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
         if (int64_t(s.starts.size()) < rows) s.starts.resize(size_t(rows)), s.ends.resize(size_t(rows));
         for (auto& unit : s.units) unit.grow(dim);
     }
+}
+
+// Whether an item is of a token whose hidden state is wanted. Of single queries nearly all are, and splits belong together.
+bool AttentionPlan::has_output(const Item& item) const {
+    int64_t first = step_->starts[item.row] + item.first;
+    return item.count == 1 || std::any_of(step_->outputs, step_->outputs + step_->num_outputs, [&](int64_t token) {
+        return token >= first && token < first + item.count;
+    });
 }
 
 // Whether two items read the same keys and values.

@@ -258,8 +258,9 @@ private:
                 for (int64_t i = begin; i < end; i++) place(index, i);
             team.barrier(&coming);
         }
-        b_.plans[size_t(group)].run(team, thread, pages(index), b_.qkv.data(), qkv_width_, attended, &coming);
-        if (index == m_.num_layers - 1) {
+        bool last = index == m_.num_layers - 1;
+        b_.plans[size_t(group)].run(team, thread, pages(index), b_.qkv.data(), qkv_width_, attended, &coming, last);
+        if (last) {
             float *rest = x + n * m_.hidden, *rest_attended = attended + n * attended_width_;
             while (team.take(s_.num_outputs, 1, begin, end)) {
                 std::memcpy(rest + begin * m_.hidden, x + s_.outputs[begin] * m_.hidden, size_t(m_.hidden) * 4);
