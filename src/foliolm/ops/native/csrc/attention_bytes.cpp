@@ -138,23 +138,42 @@ inline vf exp2_of(vf x) {
     return vmul(vfma(p, f, vset(1.0f)), vpow2(n));
 }
 
+// The same to 1e-4, for what becomes 7 bits.
+inline vf roughly_exp2_of(vf x) {
+#if defined(FOLIO_AVX512)
+    vf f = vfraction(x), p = vset(7.7067055e-2f);
+    p = vfma(p, f, vset(2.2764498e-1f));
+    p = vfma(p, f, vset(6.9511679e-1f));
+    return vscale2(vfma(p, f, vset(1.0f)), x);
+#else
+    x = vmax(x, vset(-100.0f));  // products with it are not denormal
+    vf n = vround(x), f = vsub(x, n), p = vset(5.5008932e-2f);
+    p = vfma(p, f, vset(2.4221096e-1f));
+    p = vfma(p, f, vset(6.9328292e-1f));
+    return vmul(vfma(p, f, vset(1.0f)), vpow2(n));
+#endif
+}
+
 // R rows of scores to weights in bytes, with their scales, and how much `less` what was summed before counts now: a row's
-// highest score, which its weights are powers below of, is a new one.
-template <int R>
-void soften(float* scores, const int64_t* hidden, const int64_t* seen, const float* const* value_scales,
+// highest score, which its weights are powers below of, is a new one. Of the unit, `count` vectors hold keys that some row
+// sees: a constant where all do, as nearly always.
+template <int R, class Count>
+void soften(float* scores, Count count, const int64_t* hidden, const int64_t* seen, const float* const* value_scales,
             const ByteRows& rows, int64_t first, int8_t* weights, float* scales, float* less) {
-    constexpr int COUNT = UNIT / LANES;
+    const int vectors = count;
     vf most[LANES], sums[LANES];
     for (int r = 0; r < R; r++) {
         float* row = scores + r * UNIT;
-        for (int64_t j = 0; j < hidden[r]; j++) row[j] = NOTHING;
-        for (int64_t j = seen[r]; j < UNIT; j++) row[j] = NOTHING;
+        if (hidden[r] > 0 || seen[r] < vectors * LANES)
+            for (int i = 0; i < vectors; i++)
+                vstore(row + i * LANES, vbetween(vload(row + i * LANES), int(hidden[r] - i * LANES), int(seen[r] - i * LANES)));
         most[r] = vload(row);
         FOLIO_UNROLL
-        for (int i = 1; i < COUNT; i++) most[r] = vmax(most[r], vload(row + i * LANES));
+        for (int i = 1; i < vectors; i++) most[r] = vmax(most[r], vload(row + i * LANES));
     }
     vf before = vload_some(rows.top + first, R), factors = vload_some(rows.factor + first, R);
-    vf tops = vmax(vmul(vtops<R>(most), factors), before), fewer = exp2_of(vsub(before, tops));
+    // A number even where a row sees nothing yet: its weights are then 0.
+    vf tops = vmax(vmax(vmul(vtops<R>(most), factors), before), vset(-1e30f)), fewer = exp2_of(vsub(before, tops));
     float highest[LANES], inverse[LANES];
     vstore(highest, tops), vstore(less, fewer), vstore_some(rows.top + first, tops, R);
     for (int r = 0; r < R; r++) {
@@ -162,8 +181,8 @@ void soften(float* scores, const int64_t* hidden, const int64_t* seen, const flo
         vf times = vset(rows.factor[first + r]), offset = vset(-highest[r]);
         sums[r] = vzero(), most[r] = vzero();
         FOLIO_UNROLL
-        for (int i = 0; i < COUNT; i++) {
-            vf e = exp2_of(vfma(vload(row + i * LANES), times, offset));
+        for (int i = 0; i < vectors; i++) {
+            vf e = roughly_exp2_of(vfma(vload(row + i * LANES), times, offset));
             vf weight = vmul(e, vload(value_scales[r] + i * LANES));
             vstore(row + i * LANES, weight);
             sums[r] = vadd(sums[r], e), most[r] = vmax(most[r], weight);
@@ -177,8 +196,8 @@ void soften(float* scores, const int64_t* hidden, const int64_t* seen, const flo
     for (int r = 0; r < R; r++) {
         vf times = vset(inverse[r]);
         FOLIO_UNROLL
-        for (int i = 0; i < COUNT; i++)
-            vstore_s8(weights + r * UNIT + i * LANES, vround(vmul(vload(scores + r * UNIT + i * LANES), times)));
+        for (int i = 0; i < vectors; i++)
+            vround_s8(weights + r * UNIT + i * LANES, vmul(vload(scores + r * UNIT + i * LANES), times));
     }
 }
 
@@ -300,6 +319,7 @@ void meet_unit(const ByteUnit* units, int64_t heads, int64_t dim, const ByteRows
     const float* value_scales[BYTE_ROWS];
     int64_t keys = *std::max_element(seen, seen + heads * count);
     if (keys <= 0) return;
+    int vectors = int((keys + PANEL - 1) / PANEL) * NV;
     with_rows(count, [&](auto r) {
         for (int64_t h = 0; h < heads; h++)
             scores_of<r()>(units[h], dim, rows.q + h * rows.ldq + first * dim, rows.start + first + h * count, keys,
@@ -307,7 +327,11 @@ void meet_unit(const ByteUnit* units, int64_t heads, int64_t dim, const ByteRows
     });
     for (int64_t i = 0; i < heads * count; i++) value_scales[i] = units[i / count].value_scales;
     with_rows(heads * count, [&](auto r) {
-        soften<r()>(scores, hidden, seen, value_scales, rows, first, weights, scales, less);
+        auto all = std::integral_constant<int, UNIT / LANES>();
+        if (vectors == all)
+            soften<r()>(scores, all, hidden, seen, value_scales, rows, first, weights, scales, less);
+        else
+            soften<r()>(scores, vectors, hidden, seen, value_scales, rows, first, weights, scales, less);
     });
     with_rows(count, [&](auto r) {
         for (int64_t h = 0; h < heads; h++)

@@ -46,6 +46,11 @@ inline void vtop4(vf a, vf b, vf c, vf d, float* out) {  // the largest of each 
 }
 // `x` where a >= b, else 0.
 inline vf vwhere_ge(vf a, vf b, vf x) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ), x); }
+// Lanes `from … to`; the others are −∞.
+inline vf vbetween(vf a, int from, int to) {
+    __m256 within = _mm256_castsi256_ps(_mm256_andnot_si256(vfirst(from), vfirst(to)));
+    return _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), a, within);
+}
 // Those of `a` that are >= b, side by side from `p` on, where there is room for LANES; returns how many.
 inline int vstore_ge(float* p, vf a, vf b) {
     unsigned chosen = unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
@@ -97,6 +102,7 @@ inline void vstore_bf16(uint16_t* p, vf a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
 }
+inline void vround_s8(int8_t* p, vf a) { vstore_s8(p, a); }  // any numbers within range, to nearest
 inline vf vround(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf vpow2(vf n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));

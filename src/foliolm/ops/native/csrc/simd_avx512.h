@@ -37,6 +37,11 @@ inline float vtop(vf a) { return _mm512_reduce_max_ps(a); }
 inline void vtop4(vf a, vf b, vf c, vf d, float* out) { _mm_storeu_ps(out, _mm512_castps512_ps128(vmerge4(a, b, c, d, vmax))); }
 // `x` where a >= b, else 0.
 inline vf vwhere_ge(vf a, vf b, vf x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), x); }
+// Lanes `from … to`; the others are −∞.
+inline vf vbetween(vf a, int from, int to) {
+    auto first = [](int count) { return (1u << (count < 0 ? 0 : count < LANES ? count : LANES)) - 1; };
+    return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), __mmask16(first(to) & ~first(from)), a);
+}
 // Those of `a` that are >= b, side by side from `p` on, where there is room for LANES; returns how many.
 inline int vstore_ge(float* p, vf a, vf b) {
     __mmask16 chosen = _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
@@ -67,6 +72,7 @@ inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
 inline void vstore_s8(int8_t* p, vf a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
+inline void vround_s8(int8_t* p, vf a) { vstore_s8(p, a); }  // any numbers within range, to nearest
 inline void vstore_bf16(uint16_t* p, vf a) {  // to nearest, ties to even; a NaN stays one
     const __m512i bits = _mm512_castps_si512(a), high = _mm512_srli_epi32(bits, 16), one = _mm512_set1_epi32(1);
     __m512i to_even = _mm512_add_epi32(_mm512_and_si512(high, one), _mm512_set1_epi32(0x7fff));
@@ -75,6 +81,9 @@ inline void vstore_bf16(uint16_t* p, vf a) {  // to nearest, ties to even; a NaN
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
 }
 inline vf vround(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// What x is above the whole number below it, 0 for −∞; a · 2^(that whole number).
+inline vf vfraction(vf x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+inline vf vscale2(vf a, vf x) { return _mm512_scalef_ps(a, x); }
 inline vf vpow2(vf n) {  // 2^n for whole n
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }

@@ -52,6 +52,11 @@ inline void vtop4(vf a, vf b, vf c, vf d, float* out) {
     out[0] = vtop(a), out[1] = vtop(b), out[2] = vtop(c), out[3] = vtop(d);
 }
 inline vf vwhere_ge(vf a, vf b, vf x) { return a >= b ? x : vzero(); }
+inline vf vbetween(vf a, int from, int to) {
+    for (int i = 0; i < LANES; i++)
+        if (i < from || i >= to) a[i] = -INFINITY;
+    return a;
+}
 inline int vstore_ge(float* p, vf a, vf b) {
     int count = 0;
     for (int i = 0; i < 4; i++) {
@@ -81,6 +86,7 @@ inline void vstore_bf16(uint16_t* p, vf a) {
 }
 // Beyond 1.5 · 2^23 a float has no fraction; numbers are smaller than that by far.
 inline vf vround(vf a) { return a + 12582912.0f - 12582912.0f; }
+inline void vround_s8(int8_t* p, vf a) { vstore_s8(p, vround(a)); }
 inline vf vpow2(vf n) {
     vi bits = (__builtin_convertvector(n, vi) + 127) << 23;
     vf result;
