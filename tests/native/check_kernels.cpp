@@ -259,7 +259,10 @@ static std::vector<float> attend(const Pages& pages, const std::vector<int32_t>&
     AttentionPlan plan;
     plan.make(step, group, heads, pages.kv_heads, pages.head_dim);
     items = plan.num_items();
-    std::vector<float> out(q.size());
+    std::vector<float> out(q.size()), taken = q;
+    int64_t shared = heads / pages.kv_heads, size = shared * pages.head_dim;
+    for (int64_t i = 0; i < step.num_tokens * pages.kv_heads; i++)
+        plan.take_queries(i / pages.kv_heads, i % pages.kv_heads, taken.data() + i * size);
     run_team(threads, [&](Team& team, int thread) {
         plan.run(team, thread, pages, q.data(), heads * pages.head_dim, out.data(), nullptr, !outputs.empty());
     });

@@ -88,28 +88,29 @@ void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
         }
 }
 
-// Keys and values in 8 bits, whatever the item. While a unit is computed, the next one's are on their way: the item's own, or
-// the first of the item that this thread does next.
-void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& pages, const float* q, int64_t ldq, float* out,
-                          Scratch& s) {
-    int64_t first = step_->starts[item.row] + item.first, each = rows_of(item);
+// An item's queries as tiles of bytes, and the last key that each sees.
+void AttentionPlan::gather_queries(const Item& item, Scratch& s) const {
+    int64_t first = step_->starts[item.row] + item.first, queries = rows_of(item) / shared_, r = 0;
     int64_t context = step_->used[item.row] - (step_->starts[item.row + 1] - step_->starts[item.row]) + item.first;
-    float factor = 1.44269504f / std::sqrt(float(dim_));  // log2(e): scores are powers of two
-    int64_t head_queries = query_tiles(each) * BYTE_ROWS * dim_;
-    begin_item(item, s);
-    for (int64_t head = 0, r = 0; head < item.heads; head++) {
-        int8_t* tiles = s.q_bytes.data() + head * head_queries;
-        for (int64_t query = 0; query < each / shared_; query++) {
+    for (int64_t head = 0; head < item.heads; head++) {
+        int8_t* tiles = s.q_bytes.data() + head * query_tiles(rows_of(item)) * BYTE_ROWS * whole_pieces(dim_);
+        for (int64_t query = 0; query < queries; query++) {
             int64_t token = item.members ? s.members[size_t(query)]->token : first + query;
-            const float* from = q + token * ldq + (item.head + head) * shared_ * dim_;
             for (int64_t own = 0; own < shared_; own++, r++) {
-                take_query(from + own * dim_, factor, s.keys.data());
                 int8_t* to = tiles + query_place(query * shared_ + own, dim_);
-                s.q[size_t(r)] = query_bytes(s.keys.data(), dim_, to, s.starts[size_t(r)]);
+                queries_.get(token, item.head + head, own, to, s.q[size_t(r)], s.starts[size_t(r)]);
                 s.ends[size_t(r)] = int32_t(context + (item.members ? 0 : query) + 1);
             }
         }
     }
+}
+
+// Keys and values in 8 bits, whatever the item. While a unit is computed, the next one's are on their way: the item's own, or
+// the first of the item that this thread does next.
+void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& pages, float* out, Scratch& s) {
+    int64_t each = rows_of(item), head_queries = query_tiles(each) * BYTE_ROWS * whole_pieces(dim_);
+    begin_item(item, s);
+    gather_queries(item, s);
     Runs runs[2];
     int64_t head_bytes = pages.run_bytes(), together = std::clamp<int64_t>(BYTE_ROWS / each, 1, BYTE_HEADS);
     int at = 0;
@@ -151,8 +152,8 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
     };
     for (const Item *item = take(0), *next; item; item = next ? next : take(0)) {
         next = take(2 * team.size());  // what comes next is known early, as long as nobody goes without
-        if (has_bytes(pages))
-            bytes(*item, next, pages, q, ldq, out, s);
+        if (in_bytes())
+            bytes(*item, next, pages, out, s);
         else if (step_->starts[item->row + 1] - step_->starts[item->row] == 1 && !step_->deterministic)
             single(*item, pages, q, ldq, out, s);
         else
@@ -160,7 +161,7 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
     }
     team.barrier(coming);
     if (merges_.empty()) return;
-    bool in_twos = has_bytes(pages);
+    bool in_twos = in_bytes();
     while (team.take(int64_t(merges_.size()), 1, begin, end)) {
         const Merge& merge = merges_[size_t(begin)];
         for (int64_t r = 0; r < shared_; r++) {

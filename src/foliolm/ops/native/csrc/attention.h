@@ -20,7 +20,13 @@ class AttentionPlan {
 public:
     void make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim);
 
-    // All threads: q [tokens][ldq] (heads side by side, already rotated) to out [tokens, heads · dim]. Ends with a barrier.
+    // Queries [heads / kv_heads, dim] of a token and a KV head, already rotated, made ready, perhaps in place: each of them
+    // before a barrier before run.
+    void take_queries(int64_t token, int64_t kv_head, float* q) {
+        if (in_bytes()) queries_.set(token, kv_head, q);
+    }
+
+    // All threads: q [tokens][ldq], heads side by side, to out [tokens, heads · dim]. Ends with a barrier.
     // With `outputs`, tokens that are not the step's outputs may be left out.
     void run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming = nullptr,
              bool outputs = false);
@@ -29,7 +35,7 @@ public:
     int64_t num_items() const { return int64_t(items_.size()); }
 
 private:
-    bool has_bytes(const Pages& pages) const { return pages.format == FOLIO_KV_I8 && has_byte_panels(dim_); }
+    bool in_bytes() const { return turned_ && has_byte_panels(dim_); }
 
     struct Item {
         int32_t row, head, heads;    // KV heads head … head + heads
@@ -55,7 +61,8 @@ private:
 
     void single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
     void tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
-    void bytes(const Item& item, const Item* next, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
+    void bytes(const Item& item, const Item* next, const Pages& pages, float* out, Scratch& s);
+    void gather_queries(const Item& item, Scratch& s) const;
     void gather(const Item& item, const Pages& pages, int64_t begin, Runs& runs) const;
     template <class K>
     void single_unit(const Pages& pages, const uint8_t* const* keys, const uint8_t* const* values, int64_t count,
@@ -76,6 +83,7 @@ private:
     std::vector<Member> members_;
     std::unordered_multimap<int32_t, int32_t> by_block_;  // items of single queries by their first block
     std::vector<Merge> merges_;
+    ByteQueries queries_;
     std::vector<float> partial_;  // a split's results: [shared][padded + 2] each
     std::vector<Scratch> scratch_;
 };

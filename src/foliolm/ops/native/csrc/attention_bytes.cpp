@@ -9,58 +9,11 @@
 namespace folio {
 namespace {
 
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 #if defined(FOLIO_AVX512)
 constexpr int SUMS = 24;  // rows times panels that registers hold the sums of
 #else
 constexpr int SUMS = 6;
 #endif
-#if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
-// Four bytes of each of eight rows, eight times.
-inline void transpose_quads(const int8_t* const* rows, int64_t at, int8_t* out) {
-    __m256 r[8];
-    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(rows[i] + at));
-    transpose8(r);
-    for (int i = 0; i < 8; i++) _mm256_storeu_ps(reinterpret_cast<float*>(out + i * QUAD), r[i]);
-}
-
-// Sixteen bytes of each of four rows: those of one column side by side.
-inline void interleave4(const int8_t* const* rows, int64_t at, int8_t* out) {
-    __m128i r[4];
-    for (int i = 0; i < 4; i++) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + at));
-    __m128i low01 = _mm_unpacklo_epi8(r[0], r[1]), high01 = _mm_unpackhi_epi8(r[0], r[1]);
-    __m128i low23 = _mm_unpacklo_epi8(r[2], r[3]), high23 = _mm_unpackhi_epi8(r[2], r[3]);
-    __m128i* to = reinterpret_cast<__m128i*>(out);
-    _mm_storeu_si128(to, _mm_unpacklo_epi16(low01, low23));
-    _mm_storeu_si128(to + 1, _mm_unpackhi_epi16(low01, low23));
-    _mm_storeu_si128(to + 2, _mm_unpacklo_epi16(high01, high23));
-    _mm_storeu_si128(to + 3, _mm_unpackhi_epi16(high01, high23));
-}
-#else
-inline void interleave4(const int8_t* const* rows, int64_t at, int8_t* out) {
-    for (int column = 0; column < PANEL; column++)
-        for (int i = 0; i < 4; i++) out[column * 4 + i] = rows[i][at + column];
-}
-#endif
-
-// A panel of keys from rows.
-void pack_keys(const int8_t* const* rows, int64_t dim, int8_t* out) {
-    int64_t i = 0;
-#if defined(FOLIO_AVX2) || defined(FOLIO_AVX512)
-    for (; i + 32 <= dim; i += 32)
-        for (int half = 0; half < PANEL; half += 8) transpose_quads(rows + half, i, out + key_place(half, i));
-#endif
-    for (; i < dim; i += 4)
-        for (int key = 0; key < PANEL; key++) std::memcpy(out + key_place(key, i), rows[key] + i, 4);
-}
-
-// The scales of a panel's first `there` tokens; 0 for the others.
-inline void take_scales(const int8_t* from, int64_t there, float* to) {
-    FOLIO_UNROLL
-    for (int i = 0; i < PANEL; i += LANES)
-        vstore(to + i, vload_some(reinterpret_cast<const float*>(from) + i, int(std::clamp<int64_t>(there - i, 0, LANES))));
-}
-
 // Panels that R rows meet together: each four of the rows is then loaded once for all of them, and there are sums enough
 // under way to hide how long a product takes.
 template <int R>
@@ -71,11 +24,11 @@ constexpr int panels_of() {
 template <int R, int P>
 using Sums = vi[R][P * NV];
 
-// sums[r][p][lane] += Σ x[r][i] · w[p][i / 4][lane][i % 4] over `quads` fours, a row's fours STEP bytes apart and rows LDX;
-// KEYS are flipped to meet rows with a sign.
-template <int R, int P, bool KEYS, int STEP, int LDX>
+// sums[r][p][lane] += Σ x[r][i] · w[p][i / 4][lane][i % 4] over `quads` fours, rows LDX apart; KEYS are flipped to meet rows
+// with a sign.
+template <int R, int P, bool KEYS, int LDX>
 inline void add_dots(Sums<R, P>& sums, const int8_t* x, const int8_t* const* w, int64_t quads) {
-    for (int64_t t = 0; t < quads; t++, x += STEP) {
+    for (int64_t t = 0; t < quads; t++, x += 4) {
         vi part[P * NV];
         FOLIO_UNROLL
         for (int v = 0; v < P * NV; v++) {
@@ -101,7 +54,12 @@ inline void scores_of_panels(const ByteUnit& unit, int64_t dim, const int8_t* q,
     for (int r = 0; r < R; r++)
         FOLIO_UNROLL
         for (int v = 0; v < P * NV; v++) sums[r][v] = iset(starts[r]);
-    add_dots<R, P, true, 4 * BYTE_ROWS, 4>(sums, q, unit.keys + panel, dim / 4);
+    for (int64_t i = 0; i < dim; i += PIECE) {
+        const int8_t* keys[P];
+        FOLIO_UNROLL
+        for (int p = 0; p < P; p++) keys[p] = unit.keys[panel + p] + key_place(0, i);
+        add_dots<R, P, true, PIECE>(sums, q + i * BYTE_ROWS, keys, std::min(PIECE, dim - i) / 4);
+    }
     FOLIO_UNROLL
     for (int v = 0; v < P * NV; v++) {
         vf scale = vload(unit.key_scales + panel * PANEL + v * LANES);
@@ -214,7 +172,7 @@ inline void add_panels(const ByteUnit& unit, const int8_t* weights, const float*
         const int8_t* values[P];
         FOLIO_UNROLL
         for (int p = 0; p < P; p++) values[p] = unit.values[t / PANEL] + value_place(0, (panel + p) * PANEL);
-        add_dots<R, P, false, 4, UNIT>(sums, weights + t, values, PANEL / 4);
+        add_dots<R, P, false, UNIT>(sums, weights + t, values, PANEL / 4);
     }
     FOLIO_UNROLL
     for (int r = 0; r < R; r++) {
@@ -253,64 +211,6 @@ void with_rows(int64_t count, F&& f) {
 
 }  // namespace
 
-void ByteUnit::grow(int64_t dim) {
-    if (int64_t(zeros_.size()) >= dim) return;
-    own_keys_.resize(size_t(UNIT * dim)), own_values_.resize(size_t(UNIT * dim)), zeros_.resize(size_t(dim));
-}
-
-void ByteUnit::take(const Runs& runs, int64_t offset, int64_t dim, Ahead& ahead) {
-    for (int64_t first = 0; first < runs.tokens; first += PANEL) {
-        int64_t panel = first / PANEL, there = std::min<int64_t>(PANEL, runs.tokens - first);
-        ahead.fetch();
-        if (runs.each == 1) {
-            pack(runs, offset, dim, first, there);
-        } else {
-            keys[panel] = reinterpret_cast<const int8_t*>(runs.keys[panel] + offset);
-            values[panel] = reinterpret_cast<const int8_t*>(runs.values[panel] + offset);
-            // What lies behind the last token is left of others, or never was written.
-            take_scales(keys[panel] + dim * PANEL, there, key_scales + first);
-            take_scales(values[panel] + dim * PANEL, there, value_scales + first);
-        }
-    }
-    for (int64_t t = (runs.tokens + PANEL - 1) / PANEL * PANEL; t < UNIT; t++) value_scales[t] = 0;
-}
-
-// A panel of the unit's own, of rows: `there` tokens from `first` on.
-void ByteUnit::pack(const Runs& runs, int64_t offset, int64_t dim, int64_t first, int64_t there) {
-    const int8_t *k[PANEL], *v[PANEL];
-    for (int64_t t = 0; t < PANEL; t++) {
-        k[t] = t < there ? reinterpret_cast<const int8_t*>(runs.keys[first + t] + offset) : zeros_.data();
-        v[t] = t < there ? reinterpret_cast<const int8_t*>(runs.values[first + t] + offset) : zeros_.data();
-        key_scales[first + t] = value_scales[first + t] = 0;
-        if (t >= there) continue;
-        std::memcpy(key_scales + first + t, k[t] + dim, 4);
-        std::memcpy(value_scales + first + t, v[t] + dim, 4);
-    }
-    int8_t *own_keys = own_keys_.data() + first * dim, *own_values = own_values_.data() + first * dim;
-    pack_keys(k, dim, own_keys);
-    for (int64_t t = 0; t < PANEL; t += 4)
-        for (int64_t i = 0; i < dim; i += PANEL) interleave4(v + t, i, own_values + value_place(t, i));
-    keys[first / PANEL] = own_keys, values[first / PANEL] = own_values;
-}
-
-float query_bytes(const float* q, int64_t dim, int8_t* place, int32_t& start) {
-    vf tops = vzero(), most = vset(63.0f), sums = vzero();
-    for (int64_t i = 0; i < dim; i += LANES) tops = vmax(tops, vabs(vload(q + i)));
-    float top = std::max(vtop(tops), 1e-30f);
-    vf inverse = vset(63.0f / top);
-    for (int64_t i = 0; i < dim; i += LANES) {
-        // Within bounds even where a query is not finite.
-        vf whole = vmax(vmin(vround(vmul(vload(q + i), inverse)), most), vsub(vzero(), most));
-        sums = vadd(sums, whole);
-        int8_t bytes[LANES];
-        vstore_s8(bytes, whole);
-        FOLIO_UNROLL
-        for (int j = 0; j < LANES; j += 4) std::memcpy(place + (i + j) * BYTE_ROWS, bytes + j, 4);
-    }
-    start = -128 * int32_t(vsum(sums));
-    return top / 63.0f;
-}
-
 void meet_unit(const ByteUnit* units, int64_t heads, int64_t dim, const ByteRows& rows, int64_t first, int64_t count,
                const int64_t* hidden, const int64_t* seen, Ahead& ahead) {
     alignas(64) float scores[BYTE_ROWS * UNIT];
@@ -322,7 +222,7 @@ void meet_unit(const ByteUnit* units, int64_t heads, int64_t dim, const ByteRows
     int vectors = int((keys + PANEL - 1) / PANEL) * NV;
     with_rows(count, [&](auto r) {
         for (int64_t h = 0; h < heads; h++)
-            scores_of<r()>(units[h], dim, rows.q + h * rows.ldq + first * dim, rows.start + first + h * count, keys,
+            scores_of<r()>(units[h], dim, rows.q + h * rows.ldq + first * whole_pieces(dim), rows.start + first + h * count, keys,
                            scores + h * count * UNIT, ahead);
     });
     for (int64_t i = 0; i < heads * count; i++) value_scales[i] = units[i / count].value_scales;

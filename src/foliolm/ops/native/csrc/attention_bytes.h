@@ -77,13 +77,39 @@ private:
     std::vector<int8_t> own_keys_, own_values_, zeros_;  // panels made of rows; [dim] in place of rows that there are not
 };
 
-// Queries lie in tiles of BYTE_ROWS, [dim / 4][BYTE_ROWS][4]. Those of one KV head begin a tile.
+// Queries lie in tiles of BYTE_ROWS, [dims / PIECE][BYTE_ROWS][PIECE], the last piece padded. Those of one KV head begin a
+// tile.
+constexpr int64_t PIECE = 64;
+inline int64_t whole_pieces(int64_t dim) { return (dim + PIECE - 1) / PIECE * PIECE; }
 inline int64_t query_tiles(int64_t rows) { return (rows + BYTE_ROWS - 1) / BYTE_ROWS; }
-inline int64_t query_place(int64_t row, int64_t dim) { return row / BYTE_ROWS * BYTE_ROWS * dim + row % BYTE_ROWS * 4; }
+inline int64_t query_place(int64_t row, int64_t dim) {
+    return row / BYTE_ROWS * BYTE_ROWS * whole_pieces(dim) + row % BYTE_ROWS * PIECE;
+}
 
-// A query to bytes, from its place on; returns its scale, never 0, and where its scores start, which takes out what keys have
-// too much.
-float query_bytes(const float* q, int64_t dim, int8_t* place, int32_t& start);
+// The queries of a token that share a KV head, in bytes: once a layer, however many units of keys and work items they meet.
+class ByteQueries {
+public:
+    void make(int64_t tokens, int64_t kv_heads, int64_t shared, int64_t dim);
+
+    // Turns queries [shared, dim] in place, and rounds them to bytes.
+    void set(int64_t token, int64_t head, float* q);
+
+    // Query `own` of them to its place in a tile; its scale, never 0, and where its scores start, which takes out what keys
+    // have too much.
+    void get(int64_t token, int64_t head, int64_t own, int8_t* place, float& factor, int32_t& start) const;
+
+    // Asks for those of a token and KV head.
+    void fetch(int64_t token, int64_t head) const {
+        for (int64_t i = 0; i < stride_; i += 64) __builtin_prefetch(at(token, head) + i);
+    }
+
+private:
+    int8_t* at(int64_t token, int64_t head) const { return data_ + (token * kv_heads_ + head) * stride_; }
+
+    int64_t kv_heads_ = 0, shared_ = 0, dim_ = 0, stride_ = 0;
+    std::vector<int8_t> memory_;
+    int8_t* data_ = nullptr;  // of a token and KV head: [shared, whole_pieces(dim)], the factors, the starts
+};
 
 // Rows of a KV head while keys go by, and behind them those of the next.
 struct ByteRows {

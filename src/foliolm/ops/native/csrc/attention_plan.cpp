@@ -56,6 +56,7 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
     std::copy_if(items_.begin(), items_.end(), std::back_inserter(of_outputs_),
                  [&](const Item& item) { return has_output(item); });
     if (int64_t size = parts * shared_ * (padded_ + 2); int64_t(partial_.size()) < size) partial_.resize(size_t(size));
+    if (in_bytes()) queries_.make(step.num_tokens, kv_heads, shared_, dim);
     if (int64_t(scratch_.size()) < step.threads) scratch_.resize(size_t(step.threads));
     for (auto& s : scratch_) {
         int64_t rows = std::max(TILE, heads);
@@ -64,7 +65,7 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
         };
         grow(s.q, rows * dim), grow(s.keys, 2 * UNIT * padded_), grow(s.values, UNIT * padded_);
         grow(s.scores, rows * UNIT), grow(s.out, rows * padded_), grow(s.top, rows), grow(s.sum, rows);
-        if (int64_t size = (rows + heads * BYTE_ROWS) * dim; int64_t(s.q_bytes.size()) < size) s.q_bytes.resize(size_t(size));
+        if (int64_t size = (rows + heads * BYTE_ROWS) * whole_pieces(dim); int64_t(s.q_bytes.size()) < size) s.q_bytes.resize(size_t(size));
         if (int64_t(s.starts.size()) < rows) s.starts.resize(size_t(rows)), s.ends.resize(size_t(rows));
         for (auto& unit : s.units) unit.grow(dim);
     }
@@ -89,7 +90,7 @@ bool AttentionPlan::same_blocks(const Item& a, const Item& b) const {
 // A single query's split of keys: an item, or one more row for an item that reads the same, as prefixes are shared. Sums are
 // the same either way: each row's own, over the same units.
 void AttentionPlan::add_single(Item item, Member member) {
-    bool may_share = turned_ && has_byte_panels(dim_) && !group_->window && member.splits > 1;
+    bool may_share = in_bytes() && !group_->window && member.splits > 1;
     int32_t block = group_->table[item.row * group_->width + item.begin / step_->block_size];
     if (may_share) {
         auto [from, to] = by_block_.equal_range(block);

@@ -287,6 +287,7 @@ private:
             rotate(vector, angles, angles + half, half);
         };
         for (int64_t i = head * shared; i < (head + 1) * shared; i++) turn(row + i * dim, layer.q_norm);
+        b_.plans[size_t(layer.group)].take_queries(token, head, row + head * shared * dim);
         turn(key, layer.k_norm);
         pages(index).write(s_.groups[layer.group].slots[token], head, key, key + m_.num_kv_heads * dim);
     }
