@@ -155,7 +155,7 @@ void soften(float* scores, Count count, const int64_t* hidden, const int64_t* se
         vf times = vset(inverse[r]);
         FOLIO_UNROLL
         for (int i = 0; i < vectors; i++)
-            vround_s8(weights + r * UNIT + i * LANES, vmul(vload(scores + r * UNIT + i * LANES), times));
+            vproduct_u8(weights + r * UNIT + i * LANES, vload(scores + r * UNIT + i * LANES), times);
     }
 }
 
@@ -225,7 +225,8 @@ void meet_unit(const ByteUnit* units, int64_t heads, int64_t dim, const ByteRows
             scores_of<r()>(units[h], dim, rows.q + h * rows.ldq + first * whole_pieces(dim), rows.start + first + h * count, keys,
                            scores + h * count * UNIT, ahead);
     });
-    for (int64_t i = 0; i < heads * count; i++) value_scales[i] = units[i / count].value_scales;
+    for (int64_t h = 0, i = 0; h < heads; h++)
+        for (int64_t stop = i + count; i < stop; i++) value_scales[i] = units[h].value_scales;
     with_rows(heads * count, [&](auto r) {
         auto all = std::integral_constant<int, UNIT / LANES>();
         if (vectors == all)

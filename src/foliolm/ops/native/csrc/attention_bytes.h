@@ -44,11 +44,11 @@ struct Runs {
 class Ahead {
 public:
     // `bytes` of each run, in about `calls` calls.
-    Ahead(const Runs& runs, int64_t bytes, int64_t calls) : runs_(runs), bytes_(bytes) {
-        lines_ = (runs.count() * ((bytes + 63) / 64) + calls - 1) / calls;
+    Ahead(const Runs& runs, int64_t bytes, int64_t calls) : runs_(runs), bytes_(bytes), count_(runs.count()) {
+        lines_ = (count_ * ((bytes + 63) / 64) + calls - 1) / calls;
     }
     void fetch(int64_t calls = 1) {
-        for (int64_t left = calls * lines_; left > 0 && run_ < runs_.count(); left--) {
+        for (int64_t left = calls * lines_; left > 0 && run_ < count_; left--) {
             __builtin_prefetch(runs_.keys[run_] + byte_);
             __builtin_prefetch(runs_.values[run_] + byte_);
             if ((byte_ += 64) >= bytes_) byte_ = 0, run_++;
@@ -57,7 +57,7 @@ public:
 
 private:
     const Runs& runs_;
-    int64_t bytes_, lines_, run_ = 0, byte_ = 0;
+    int64_t bytes_, count_, lines_, run_ = 0, byte_ = 0;
 };
 
 // A unit's keys and values of one KV head, as tiles read them: panels (see pages.h), where they lie or made of rows.

@@ -102,7 +102,8 @@ inline void vstore_bf16(uint16_t* p, vf a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
 }
-inline void vround_s8(int8_t* p, vf a) { vstore_s8(p, a); }  // any numbers within range, to nearest
+// Products from 0 to 127, to nearest.
+inline void vproduct_u8(int8_t* p, vf a, vf b) { vstore_s8(p, vmul(a, b)); }
 inline vf vround(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf vpow2(vf n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));

@@ -72,7 +72,11 @@ inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
 inline void vstore_s8(int8_t* p, vf a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
-inline void vround_s8(int8_t* p, vf a) { vstore_s8(p, a); }  // any numbers within range, to nearest
+// Products from 0 to 127, to nearest: what is added leaves a float's lowest bits as the whole number.
+inline void vproduct_u8(int8_t* p, vf a, vf b) {
+    __m512i whole = _mm512_castps_si512(_mm512_fmadd_ps(a, b, _mm512_set1_ps(12582912.0f)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(whole));
+}
 inline void vstore_bf16(uint16_t* p, vf a) {  // to nearest, ties to even; a NaN stays one
     const __m512i bits = _mm512_castps_si512(a), high = _mm512_srli_epi32(bits, 16), one = _mm512_set1_epi32(1);
     __m512i to_even = _mm512_add_epi32(_mm512_and_si512(high, one), _mm512_set1_epi32(0x7fff));

@@ -86,7 +86,7 @@ inline void vstore_bf16(uint16_t* p, vf a) {
 }
 // Beyond 1.5 · 2^23 a float has no fraction; numbers are smaller than that by far.
 inline vf vround(vf a) { return a + 12582912.0f - 12582912.0f; }
-inline void vround_s8(int8_t* p, vf a) { vstore_s8(p, vround(a)); }
+inline void vproduct_u8(int8_t* p, vf a, vf b) { vstore_s8(p, vround(vmul(a, b))); }
 inline vf vpow2(vf n) {
     vi bits = (__builtin_convertvector(n, vi) + 127) << 23;
     vf result;
