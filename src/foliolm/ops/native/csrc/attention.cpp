@@ -151,7 +151,7 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
         return team.take(total, 1, begin, end, left) ? &items[size_t(begin)] : nullptr;
     };
     for (const Item *item = take(0), *next; item; item = next ? next : take(0)) {
-        next = take(2 * team.size());  // what comes next is known early, as long as nobody goes without
+        next = take(held_);
         if (in_bytes())
             bytes(*item, next, pages, out, s);
         else if (step_->starts[item->row + 1] - step_->starts[item->row] == 1 && !step_->deterministic)

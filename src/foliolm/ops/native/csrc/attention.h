@@ -79,6 +79,7 @@ private:
     const FolioGroup* group_ = nullptr;
     int64_t heads_ = 0, kv_heads_ = 0, dim_ = 0, shared_ = 0, padded_ = 0;
     bool turned_ = false;
+    int64_t held_ = 0;  // items left that no thread takes before it has done its last one
     std::vector<Item> items_, of_outputs_;  // all of them, and those that have an output
     std::vector<Member> members_;
     std::unordered_multimap<int32_t, int32_t> by_block_;  // items of single queries by their first block

@@ -55,6 +55,10 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
     of_outputs_.clear();
     std::copy_if(items_.begin(), items_.end(), std::back_inserter(of_outputs_),
                  [&](const Item& item) { return has_output(item); });
+    // What comes next is known early, as long as nobody goes without. The last ones, where small, are another matter: to wait
+    // for their keys takes as long as they do.
+    bool small = !items_.empty() && items_.back().members && items_.back().end - items_.back().begin <= 2 * UNIT;
+    held_ = small ? 0 : 2 * step.threads;
     if (int64_t size = parts * shared_ * (padded_ + 2); int64_t(partial_.size()) < size) partial_.resize(size_t(size));
     if (in_bytes()) queries_.make(step.num_tokens, kv_heads, shared_, dim);
     if (int64_t(scratch_.size()) < step.threads) scratch_.resize(size_t(step.threads));
