@@ -439,7 +439,11 @@ def test_deterministic_results_are_the_same_in_whatever_batch_and_chunks(target,
     first, *others = (outcomes(*setting) for setting in settings)
     assert all(other == first for other in others)
     for i in range(len(prompts)):
-        assert first[i][1] == pytest.approx(loose[0][i][1], abs=0.15 if kv == torch.int8 else 2e-4)
+        (tokens, logprobs), (loose_tokens, loose_logprobs) = first[i], loose[0][i]
+        # Where two tokens are next to as likely, either may come; what follows is then another text.
+        alike = next((n for n, pair in enumerate(zip(tokens, loose_tokens, strict=True)) if pair[0] != pair[1]), 11)
+        compared = len(logprobs) - len(tokens) + alike + 1
+        assert logprobs[:compared] == pytest.approx(loose_logprobs[:compared], abs=0.15 if kv == torch.int8 else 2e-4)
 
 
 def test_the_best_target_is_one_that_the_cpu_has():
