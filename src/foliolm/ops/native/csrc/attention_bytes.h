@@ -98,11 +98,6 @@ public:
     // have too much.
     void get(int64_t token, int64_t head, int64_t own, int8_t* place, float& factor, int32_t& start) const;
 
-    // Asks for those of a token and KV head.
-    void fetch(int64_t token, int64_t head) const {
-        for (int64_t i = 0; i < stride_; i += 64) __builtin_prefetch(at(token, head) + i);
-    }
-
 private:
     int8_t* at(int64_t token, int64_t head) const { return data_ + (token * kv_heads_ + head) * stride_; }
 
