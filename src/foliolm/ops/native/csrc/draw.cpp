@@ -250,13 +250,13 @@ struct Scratch {
     std::vector<double> ends;
     std::vector<Candidates> candidates;  // a thread's own
 
-    void make(const float* logits, int64_t count, int64_t width, const Draw* draws, int64_t threads) {
+    void make(const float* logits, int64_t count, int64_t width, int64_t stride, const Draw* draws, int64_t threads) {
         int64_t groups = groups_of(width);
         if (int64_t(tops.size()) < count * padded(groups)) tops.resize(size_t(count * padded(groups)));
         if (int64_t(ends.size()) < count * groups) ends.resize(size_t(count * groups));
         rows.clear();
         for (int64_t r = 0; r < count; r++)
-            rows.emplace_back(logits + r * width, width, draws ? draws[r] : Draw{}, tops.data() + r * padded(groups),
+            rows.emplace_back(logits + r * stride, width, draws ? draws[r] : Draw{}, tops.data() + r * padded(groups),
                               ends.data() + r * groups);
         // Room for a whole vector behind the last: what is passed over is written first.
         size_t room = size_t(groups * GROUP + GROUP);
@@ -273,8 +273,8 @@ Scratch& scratch() {
 
 }  // namespace
 
-void choose_from(const float* logits, int64_t rows, int64_t width, const Draw* draws, int64_t threads) {
-    scratch().make(logits, rows, width, draws, threads);
+void choose_from(const float* logits, int64_t rows, int64_t width, int64_t stride, const Draw* draws, int64_t threads) {
+    scratch().make(logits, rows, width, stride, draws, threads);
 }
 
 void choose(Team& team, int thread, float* best, int64_t* tokens) {
@@ -313,7 +313,7 @@ int64_t folio_draw(const float* logits, int64_t rows, int64_t width, const folio
     return folio::guarded([&] {
         if (rows < 1 || width < 1) return;
         std::lock_guard<std::mutex> held(folio::call_mutex());
-        folio::choose_from(logits, rows, width, draws, threads);
+        folio::choose_from(logits, rows, width, width, draws, threads);
         folio::run_team(int(threads), [&](folio::Team& team, int thread) { folio::choose(team, thread, best, tokens); });
     });
 }

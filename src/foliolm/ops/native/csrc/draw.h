@@ -17,9 +17,9 @@ struct Draw {
     double uniform;      // in [0, 1): where in the row's weights, walked in the vocabulary's order, the token lies
 };
 
-// Makes ready to choose a token of each row of logits [rows, width], as `draws` [rows] mean it; the likeliest, where that is
+// Makes ready to choose a token of each row of logits [rows, width], `stride` from one to the next, as `draws` [rows] mean it; the likeliest, where that is
 // null. The caller holds call_mutex until `choose` is done; the logits need not be there before.
-void choose_from(const float* logits, int64_t rows, int64_t width, const Draw* draws, int64_t threads);
+void choose_from(const float* logits, int64_t rows, int64_t width, int64_t stride, const Draw* draws, int64_t threads);
 
 // All threads of the team, which have met at a barrier since the logits were there: each row's largest logit (NaN, if there
 // is one) in `best`, its token in `tokens`; where the largest is not finite, the least token that has it.
