@@ -39,6 +39,14 @@ def native(request):
     return kernels(request.param)
 
 
+FEW = 4
+"""Rows that 8-bit weights in blocks meet with 16 bits on every CPU; more have 8 bits where a CPU has products of bytes."""
+
+
+def tolerance(form, rows):
+    return 0.03 if form is Format.Q8_0 and rows > FEW else TOLERANCE[form]
+
+
 def product(lib, parts, bias, x, threads=2, lora=None, index=0, deterministic=False):
     structs = (abi.Weight * 3)(*(part.struct() for part in parts))
     linear = abi.Linear(len(parts), structs, None if bias is None else bias.data_ptr())
@@ -64,7 +72,7 @@ def error_of(form, got, x, weights, added=0.0):
     st.sampled_from(list(Format)),
     st.integers(1, 70),
     st.integers(1, 200),
-    st.integers(1, 20),
+    st.one_of(st.integers(1, 20), st.integers(44, 70)),
     st.integers(1, 3),
     st.integers(0, 2**31),
 )
@@ -75,16 +83,17 @@ def test_products_match_float64(native, form, n, k, rows, threads, seed):
     x = torch.randn(rows, k, generator=generator)
     stored = torch.cat([part.rows(native, list(range(part.n))) for part in parts])
     got = product(native, parts, bias, x, threads)
-    assert error_of(form, got.double() - bias.double(), x, stored) <= TOLERANCE[form]
+    assert error_of(form, got.double() - bias.double(), x, stored) <= tolerance(form, rows)
 
 
-def test_deterministic_bfloat16_products_round_no_activations(native):
-    """Many rows may be rounded and multiplied in pairs; with the setting a row is what it is alone."""
-    weight = pack_floats(native, torch.randn(40, 99, generator=torch.Generator().manual_seed(6)), Format.BF16)
+@pytest.mark.parametrize("form", [Format.BF16, Format.Q8_0])
+def test_deterministic_products_round_no_activations_for_speed(native, form):
+    """Many rows may be rounded to what a CPU multiplies faster; with the setting a row is what it is alone."""
+    weight = pack_floats(native, torch.randn(40, 99, generator=torch.Generator().manual_seed(6)), form)
     x = torch.randn(20, 99, generator=torch.Generator().manual_seed(7))
     together = product(native, [weight], None, x, deterministic=True)
     expected = x.double() @ weight.rows(native, list(range(40))).double().T
-    assert (together.double() - expected).abs().max() <= TOLERANCE[Format.BF16] * expected.abs().max()
+    assert (together.double() - expected).abs().max() <= TOLERANCE[form] * expected.abs().max()
     for at in (0, 19):
         assert torch.equal(product(native, [weight], None, x[at : at + 1], deterministic=True)[0], together[at])
 
@@ -96,21 +105,41 @@ def x_with_outliers(rows, k, every, size):
 
 
 @pytest.mark.parametrize("form", [Format.Q4_0, Format.Q4_1])
-def test_4_bit_products_of_a_row_are_the_same_in_whatever_batch(native, form):
-    """Few rows meet the weights as they are stored, many meet them expanded; the same sums in the same order."""
+@pytest.mark.parametrize("rows, deterministic", [(40, False), (70, True)])
+def test_4_bit_products_of_a_row_are_the_same_in_whatever_batch(native, form, rows, deterministic):
+    """Few rows meet the weights as they are stored, many may meet them expanded; the same sums in the same order. The most
+    meet them as bytes, where the CPU has such products, but not with the setting."""
+
+    def of(x):
+        return product(native, [weight], None, x, deterministic=deterministic)
+
     weight = pack_floats(native, torch.randn(50, 1000, generator=torch.Generator().manual_seed(6)), form)
-    x = x_with_outliers(70, 1000, 3, 400.0)
+    x = x_with_outliers(rows, 1000, 3, 400.0)
     x[4] *= 1e-35  # next to nothing
     x[5] = 0
-    together = product(native, [weight], None, x)
+    together = of(x)
     assert torch.isfinite(together).all()
-    for at in (0, 3, 4, 5, 31, 69):
-        assert torch.equal(product(native, [weight], None, x[at : at + 1])[0], together[at])
-    assert torch.equal(product(native, [weight], None, x[60:]), together[60:])
+    for at in (0, 3, 4, 5, 31, rows - 1):
+        assert torch.equal(of(x[at : at + 1])[0], together[at])
+    assert torch.equal(of(x[rows - 10 :]), together[rows - 10 :])
 
 
 @pytest.mark.parametrize("form", [Format.Q4_0, Format.Q4_1])
-@pytest.mark.parametrize("rows", [1, 40])
+def test_4_bit_weights_as_bytes_keep_seven_bits(native, form):
+    """Many rows: what weights lose by a scale for 128 of them is no more than what activations lose in 8 bits."""
+    weight = pack_floats(native, torch.randn(100, 1000, generator=torch.Generator().manual_seed(6)), form)
+    x = torch.randn(70, 1000, generator=torch.Generator().manual_seed(5))
+    exact = x.double() @ weight.rows(native, list(range(100))).double().T
+
+    def loss(got):
+        return float((got - exact).norm() / exact.norm())
+
+    assert loss(product(native, [weight], None, x, deterministic=True)) < 0.008  # as they are stored
+    assert loss(product(native, [weight], None, x)) < 0.012
+
+
+@pytest.mark.parametrize("form", [Format.Q4_0, Format.Q4_1])
+@pytest.mark.parametrize("rows", [1, 40, 60])
 def test_an_outlier_leaves_its_neighbours_their_bits(native, form, rows):
     """8 bits a group alone would round what lies beside the outlier to whole multiples of 3."""
     w = torch.randn(20, 1000, generator=torch.Generator().manual_seed(6))
@@ -203,7 +232,7 @@ def test_adapters_products_match_float64(native, form, stored, sizes, slots, ran
             lora.put(slot, lora.pack({(0, "q_proj"): (torch.ones(2, k), torch.ones(48, 2))}))
     rows = LoraRows(np.array(slots, np.int32), 3, torch.device("cpu"))
     got = product(native, [weight], None, x, threads, ctypes.pointer(lora.struct(rows)), lora.head_index)
-    assert error_of(form, got, x, weight.rows(native, list(range(n))), added) <= TOLERANCE[form]
+    assert error_of(form, got, x, weight.rows(native, list(range(n))), added) <= tolerance(form, len(x))
     if form in (Format.F32, Format.BF16):
         assert torch.equal(got[mine < 0], bare[mine < 0])  # in whatever batch, rows of no adapter are as they were
 
@@ -318,7 +347,7 @@ def test_parts_of_unlike_formats_share_their_input(native, forms, n, k, rows, se
     got, at = product(native, parts, None, x), 0
     for part, form in zip(parts, forms, strict=True):
         stored = part.rows(native, list(range(part.n)))
-        assert error_of(form, got[:, at : at + part.n], x, stored) <= TOLERANCE[form]
+        assert error_of(form, got[:, at : at + part.n], x, stored) <= tolerance(form, rows)
         at += part.n
 
 

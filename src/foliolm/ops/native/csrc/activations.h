@@ -10,6 +10,9 @@
 namespace folio {
 
 constexpr int GROUP = 32;  // weights that share a scale in blocks
+constexpr int BLOCKS = 4;  // of so many blocks a row's 8-bit activations share a scale
+constexpr int WIDE = BLOCKS * GROUP;
+constexpr int SIDE = 16;   // so many of a row's bytes lie side by side, then those of the next row of its tile
 
 // As many rows a tile as accumulators fit in registers; of FEW rows or less, which lie each by itself, ROWS4 with 4-bit weights.
 #if defined(FOLIO_AVX512)
@@ -36,14 +39,27 @@ struct Shorts {
     std::vector<float> scale;  // [rows]; NaN: nothing to be made of that row
 };
 
-// Groups of 8-bit integers with a scale each. Rows that a tile multiplies lie `together`, so that it reads them in one stream.
+// 8-bit integers, WIDE of which share a scale. Rows that a tile multiplies lie `together`, so that it reads them in one
+// stream.
 struct Bytes {
-    std::vector<int8_t> x;          // [rows / together][padded / 4][together][4]
-    std::vector<float> scale, sum;  // [rows / together][groups][together]; a group's sum has its scale in it
+    std::vector<int8_t> x;        // [rows / together][padded / SIDE][together][SIDE]
+    std::vector<float> scale;     // [rows / together][wides][together]
+    std::vector<float> sum;       // [rows / together][groups][together] of x
+    std::vector<int32_t> offset;  // [rows / together][wides][together] −128 times the sum of x
+};
+
+// Values that stand out of their row, and are nothing in its 8-bit integers: with a scale for them, 8 bits would leave too
+// little of what lies beside them.
+struct Outliers {
+    float times = 0;               // as many times its row's root mean square is a value that stands out
+    int64_t most = 0;              // of a row
+    std::vector<uint32_t> count;   // [rows]
+    std::vector<uint32_t> column;  // [rows, most]
+    std::vector<float> value;      // [rows, most]
 };
 
 struct Activations {
-    int64_t k = 0, padded = 0, groups = 0;
+    int64_t k = 0, padded = 0, groups = 0, wides = 0;
     Forms forms;
     std::vector<float> f32;      // [rows, k]
     std::vector<uint16_t> bf16;  // [rows, padded] where bfloat16 weights are multiplied in pairs
@@ -51,24 +67,21 @@ struct Activations {
     int64_t s16_top = 32767;
     int64_t together = 1;    // rows of 8-bit integers side by side: 1, or ROWS where there are more than FEW
     Bytes s8;
-    // What 8 bits leave of the groups whose largest value stands out of its row: the same again, zero elsewhere.
-    Bytes rest;
-    std::vector<uint64_t> fine;  // [rows, words()] a bit a group: whether there is any
+    Outliers outliers;  // of s8
 
     // `floats`: rows are kept as they are too, whatever the weights' formats want.
     void shape(const FolioLinear& linear, int64_t rows, bool floats = false);
     // Row `row` from `x` [k].
     void set(int64_t row, const float* x);
-    int64_t words() const { return (groups + 63) / 64; }
 
 private:
-    // Where a row's 8-bit integers begin, and its scales.
-    int64_t first_byte(int64_t row) const { return row / together * together * padded + row % together * 4; }
-    int64_t first_group(int64_t row) const { return row / together * together * groups + row % together; }
+    // Where a row's 8-bit integers begin, and their scales.
+    int64_t first_byte(int64_t row) const { return row / together * together * padded + row % together * SIDE; }
+    int64_t first_scale(int64_t row) const { return row / together * together * wides + row % together; }
     void set_s16(Shorts& to, int64_t row, const float* x);
     void set_s8(int64_t row, const float* x);
-    bool set_rest(int64_t byte, int64_t at, const float* x, float limit);
-    void write_group(Bytes& to, int64_t byte, int64_t at, const vf (&whole)[GROUP / LANES], float scale) const;
+    float set_wide(int64_t row, int64_t wide, const float* x, float top, float limit);
+    float set_apart(int64_t row, int64_t column, float* x, float limit);
 };
 
 }  // namespace folio

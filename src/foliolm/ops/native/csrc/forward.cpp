@@ -9,6 +9,7 @@
 #include "buffers.h"
 #include "linear.h"
 #include "lora.h"
+#include "octets.h"
 #include "pool.h"
 #include "simd.h"
 #include "tiles.h"
@@ -49,7 +50,7 @@ void rotate(float* head, const float* cosines, const float* sines, int64_t half)
 // product, by panels of weights: each weight is then read once.
 constexpr int64_t MANY = 256;
 // Rows that a thread takes at once, at most and at least. Where weights are expanded, that is done for each such lot.
-constexpr int64_t LARGEST = EXPANDS ? 240 : 120, LEAST = EXPANDS ? 24 : 12;
+constexpr int64_t LARGEST = EXPANDS ? 240 : 180, LEAST = EXPANDS ? 24 : OCTET_ROWS;
 static_assert(LARGEST % ROWS == 0 && LEAST % ROWS == 0);
 
 // Rows cut for threads to take: the last cuts are small, so that nobody waits long for the last one.

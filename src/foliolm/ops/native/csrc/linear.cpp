@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lora.h"
+#include "octets.h"
 #include "simd.h"
 #include "tiles.h"
 
@@ -85,6 +86,7 @@ private:
     }
 
     void panels_between(int64_t begin, int64_t end) {
+        if (in_octets(linear_, rows_)) return octets_between(begin, end);
         thread_local std::vector<uint8_t> memory[2];
         alignas(64) float own[ROWS * PANEL], up[ROWS * PANEL];
         for (int64_t block = 0; block < rows_; block += BLOCK)
@@ -99,6 +101,41 @@ private:
                     multiply(main, unit.panel, row, here, row == block, own);
                     if (gated_) multiply(second, unit.panel, row, here, row == block, up);
                     finish(unit, row, here, own, up);
+                }
+            }
+    }
+
+    // The same with bytes, which are made for all rows of a block: of two panels at a time, or of the gate's and the other.
+    void octets_between(int64_t begin, int64_t end) {
+        thread_local Aligned<uint8_t> memory[OCTET_PANELS];
+        alignas(64) float sums[OCTET_PANELS][OCTET_TILE * PANEL];
+        int64_t step = gated_ ? 1 : OCTET_PANELS;
+        for (int64_t block = 0; block < rows_; block += BLOCK)
+            for (int64_t at = begin; at < end; at += step) {
+                Unit first = unit_at(at), second = first;
+                int64_t panels = gated_ || at + 1 < end ? 2 : 1, stop = std::min(block + BLOCK, rows_);
+                if (gated_)
+                    second.weight = &linear_.parts[1];
+                else if (panels == 2)
+                    second = unit_at(at + 1);
+                make_octets(*first.weight, first.panel, memory[0]);
+                if (panels == 2) make_octets(*second.weight, second.panel, memory[1]);
+                const OctetPanel pair[OCTET_PANELS] = {{first.weight, first.panel, memory[0].data(), sums[0]},
+                                                       {second.weight, second.panel, memory[1].data(), sums[1]}};
+                Lines next;  // weights, which come while these are multiplied
+                for (const Unit* unit : {&first, &second})
+                    next.add(panel_data(*unit->weight, unit->panel + step), packed_bytes(unit->weight->format, PANEL, x_.k));
+                int lines = int(packed_bytes(first.weight->format, PANEL, x_.k) * OCTET_TILE / (64 * (stop - block))) + 1;
+                for (int64_t row = block; row < stop; row += OCTET_TILE) {
+                    int64_t here = std::min(OCTET_TILE, stop - row);
+                    next.fetch(lines);
+                    for (int64_t r = 0; r < here; r++) {
+                        float* to = y_ + (row + r) * ldy_;
+                        __builtin_prefetch(to + first.column, 1), __builtin_prefetch(to + second.column, 1);
+                    }
+                    multiply_octets(pair, panels, x_, row, here);
+                    finish(first, row, here, sums[0], sums[1]);
+                    if (!gated_ && panels == 2) finish(second, row, here, sums[1], nullptr);
                 }
             }
     }

@@ -94,6 +94,13 @@ constexpr int NV = PANEL / LANES;
 // What is loaded after this stays after it. Compilers load early, and hold in registers what sums would need them for.
 inline void in_order() { asm volatile("" ::: "memory"); }
 
+// An address that is computed once: compilers else keep its distance to others in registers, of which there are not enough.
+template <class T>
+inline T* opaque(T* p) {
+    asm("" : "+r"(p));
+    return p;
+}
+
 // e^x to about 1e-7 relative; x at most 88. Cody and Waite's reduction, then a polynomial of degree 6.
 inline vf vexp(vf x) {
     x = vmax(x, vset(-87.0f));

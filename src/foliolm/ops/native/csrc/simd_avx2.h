@@ -38,12 +38,6 @@ inline float vtop(vf a) {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
-inline void vtop4(vf a, vf b, vf c, vf d, float* out) {  // the largest of each of four
-    vf ab = vmax(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-    vf cd = vmax(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-    vf tops = vmax(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
-    _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(tops), _mm256_extractf128_ps(tops, 1)));
-}
 // `x` where a >= b, else 0.
 inline vf vwhere_ge(vf a, vf b, vf x) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ), x); }
 // Lanes `from … to`; the others are −∞.
@@ -139,6 +133,8 @@ inline vi dot4_spread(vi acc, vi w, const void* p) { return dot4(acc, w, ispread
 inline vi dot4_sums(vi acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
 inline vi dot4_bytes(vi acc, vi u, vi s) { return keep(_mm256_add_epi32(acc, dot4_sums(_mm256_maddubs_epi16(u, s)))); }
 inline vi iflip(vi a) { return _mm256_xor_si256(a, _mm256_set1_epi32(int(0x80808080))); }
+// A nibble of each lane, `shift` bits above its lowest.
+inline vi inibble(vi a, int shift) { return _mm256_and_si256(_mm256_srl_epi32(a, _mm_cvtsi32_si128(shift)), iset(15)); }
 inline vi iadd(vi a, vi b) { return _mm256_add_epi32(a, b); }
 inline vi ilow4(vi a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }

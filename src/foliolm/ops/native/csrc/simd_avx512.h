@@ -22,19 +22,24 @@ inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 inline vf vabs(vf a) { return _mm512_abs_ps(a); }
 inline float vsum(vf a) { return _mm512_reduce_add_ps(a); }
-// Four vectors at once, in the order of _mm512_reduce: the results of a, b, c, d in lanes 0 … 3.
-template <class Merge>
-inline vf vmerge4(vf a, vf b, vf c, vf d, Merge merge) {
-    vf ab = merge(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    vf cd = merge(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    vf all = merge(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-    all = merge(all, _mm512_permute_ps(all, 0b01001110));
-    all = merge(all, _mm512_permute_ps(all, 0b10110001));
-    return _mm512_permutexvar_ps(_mm512_set_epi32(12, 8, 4, 0, 12, 8, 4, 0, 12, 8, 4, 0, 12, 8, 4, 0), all);
+// The sum of each 128 bits.
+inline void vsum_lanes(vf a, float* out) {
+    a = vadd(a, _mm512_permute_ps(a, 0b01001110));
+    a = vadd(a, _mm512_permute_ps(a, 0b10110001));
+    a = _mm512_permutexvar_ps(_mm512_set_epi32(12, 8, 4, 0, 12, 8, 4, 0, 12, 8, 4, 0, 12, 8, 4, 0), a);
+    _mm_storeu_ps(out, _mm512_castps512_ps128(a));
 }
-inline void vsum4(vf a, vf b, vf c, vf d, float* out) { _mm_storeu_ps(out, _mm512_castps512_ps128(vmerge4(a, b, c, d, vadd))); }
+// Sums of four vectors at once, in the order of _mm512_reduce.
+inline void vsum4(vf a, vf b, vf c, vf d, float* out) {
+    vf ab = vadd(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    vf cd = vadd(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    vsum_lanes(vadd(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd)), out);
+}
+// Sums of the halves of two vectors.
+inline void vsum_halves(vf a, vf b, float* out) {
+    vsum_lanes(vadd(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)), out);
+}
 inline float vtop(vf a) { return _mm512_reduce_max_ps(a); }
-inline void vtop4(vf a, vf b, vf c, vf d, float* out) { _mm_storeu_ps(out, _mm512_castps512_ps128(vmerge4(a, b, c, d, vmax))); }
 // `x` where a >= b, else 0.
 inline vf vwhere_ge(vf a, vf b, vf x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), x); }
 // Lanes `from … to`; the others are −∞.
@@ -65,6 +70,11 @@ inline vf vload_f16(const uint16_t* p) {
 }
 inline vf vload_s8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+// Of each of 16 pairs of bytes the first or the second.
+inline vf vload_s8_of_pairs(const void* p, int which) {
+    __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(which ? pairs : _mm512_slli_epi32(pairs, 24), which ? 8 : 24));
 }
 inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)));
@@ -139,6 +149,30 @@ inline vi dot4_bytes(vi acc, vi u, vi s) {
 inline vi iflip(vi a) { return _mm512_xor_si512(a, _mm512_set1_epi32(int(0x80808080))); }
 inline vi keep(vi a) { return a; }  // there are registers enough
 inline vf keep(vf a) { return a; }
+// Rounded to bytes, in order.
+inline vi ibytes(vf a, vf b, vf c, vf d) {
+    vi ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+    vi cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
+    return _mm512_permutexvar_epi32(_mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0),
+                                    _mm512_packs_epi16(ab, cd));
+}
+// Whole numbers from −32,768 to 65,535, twice in each lane.
+inline vi ipairs(vf a) {
+    vi all = _mm512_and_si512(_mm512_cvtps_epi32(a), _mm512_set1_epi32(0xffff));
+    return _mm512_or_si512(all, _mm512_slli_epi32(all, 16));
+}
+// For each byte's lower and upper nibble: the upper byte of nibble · factor + addend, which are 16 bits for every two bytes.
+inline void scale_nibbles(vi all, vi factor, vi addend, vi& low, vi& high) {
+    const vi nibble = _mm512_set1_epi16(15), upper = _mm512_set1_epi16(int16_t(0xff00));
+    auto scaled = [&](vi four_bits) { return _mm512_add_epi16(_mm512_mullo_epi16(four_bits, factor), addend); };
+    auto bytes = [&](vi even, vi odd) {
+        return _mm512_ternarylogic_epi32(_mm512_srli_epi16(scaled(even), 8), scaled(odd), upper, 0xf8);  // a | (b & c)
+    };
+    low = bytes(_mm512_and_si512(all, nibble), _mm512_and_si512(_mm512_srli_epi16(all, 8), nibble));
+    high = bytes(_mm512_and_si512(_mm512_srli_epi16(all, 4), nibble), _mm512_srli_epi16(all, 12));
+}
+// A nibble of each lane, `shift` bits above its lowest.
+inline vi inibble(vi a, int shift) { return _mm512_and_si512(_mm512_srl_epi32(a, _mm_cvtsi32_si128(shift)), iset(15)); }
 inline vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 inline vi ilow4(vi a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline vi ihigh4(vi a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }

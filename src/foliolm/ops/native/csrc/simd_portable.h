@@ -48,9 +48,6 @@ inline vf vabs(vf a) { return a < 0 ? -a : a; }
 inline float vsum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 inline void vsum4(vf a, vf b, vf c, vf d, float* out) { out[0] = vsum(a), out[1] = vsum(b), out[2] = vsum(c), out[3] = vsum(d); }
 inline float vtop(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
-inline void vtop4(vf a, vf b, vf c, vf d, float* out) {
-    out[0] = vtop(a), out[1] = vtop(b), out[2] = vtop(c), out[3] = vtop(d);
-}
 inline vf vwhere_ge(vf a, vf b, vf x) { return a >= b ? x : vzero(); }
 inline vf vbetween(vf a, int from, int to) {
     for (int i = 0; i < LANES; i++)
@@ -128,6 +125,8 @@ inline vi dot4_bytes(vi acc, vi u, vi s) { return dot4(acc, u, s); }
 inline vi iflip(vi a) { return a ^ int32_t(0x80808080); }
 inline vi keep(vi a) { return a; }
 inline vf keep(vf a) { return a; }
+// A nibble of each lane, `shift` bits above its lowest.
+inline vi inibble(vi a, int shift) { return (a >> shift) & 15; }
 inline vi iadd(vi a, vi b) { return a + b; }
 inline vi ilow4(vi a) { return a & 0x0f0f0f0f; }
 inline vi ihigh4(vi a) { return (a >> 4) & 0x0f0f0f0f; }

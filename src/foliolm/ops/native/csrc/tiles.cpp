@@ -210,13 +210,21 @@ bool in_pairs([[maybe_unused]] int64_t rows) {
 #endif
 }
 
+bool in_bytes([[maybe_unused]] int64_t rows) {
+#if defined(FOLIO_AVX512)
+    return rows > FEW && !one_order;
+#else
+    return false;
+#endif
+}
+
 const uint8_t* panel_data(const FolioWeight& weight, int64_t panel) {
     return weight.data + panel * packed_bytes(weight.format, PANEL, weight.k);
 }
 
 void multiply_stored(const FolioWeight& weight, int64_t panel, const Activations& x, int64_t first, int64_t rows, bool ahead,
                      float* out) {
-    if (has_nibbles(weight))
+    if (has_nibbles(weight) || (weight.format == FOLIO_Q8_0 && !x.forms.s16))
         multiply_nibbles(weight, panel, x, first, rows, ahead, out);
     else
         with_rows<ROWS>(rows, [&]<int R>() { panel_rows<R>(weight, panel, x, first, out); });

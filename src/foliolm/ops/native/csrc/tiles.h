@@ -18,6 +18,9 @@ extern bool one_order;
 // has such products. A few rows wait for memory anyway, and are not rounded.
 bool in_pairs(int64_t rows);
 
+// Whether so many rows meet 8-bit weights in blocks with 8 bits as well instead of 16.
+bool in_bytes(int64_t rows);
+
 inline int64_t panels(const FolioWeight& weight) { return (weight.n + PANEL - 1) / PANEL; }
 const uint8_t* panel_data(const FolioWeight& weight, int64_t panel);
 
