@@ -40,7 +40,7 @@ def native(request):
 
 
 FEW = 4
-"""Rows that 8-bit weights in blocks meet with 16 bits on every CPU; more have 8 bits where a CPU has products of bytes."""
+"""Rows that 8-bit weights in blocks meet with 16 bits on every CPU; more have 8 where a CPU multiplies bytes."""
 
 
 def tolerance(form, rows):
@@ -105,10 +105,10 @@ def x_with_outliers(rows, k, every, size):
 
 
 @pytest.mark.parametrize("form", [Format.Q4_0, Format.Q4_1])
-@pytest.mark.parametrize("rows, deterministic", [(40, False), (70, True)])
+@pytest.mark.parametrize(("rows", "deterministic"), [(40, False), (70, True)])
 def test_4_bit_products_of_a_row_are_the_same_in_whatever_batch(native, form, rows, deterministic):
-    """Few rows meet the weights as they are stored, many may meet them expanded; the same sums in the same order. The most
-    meet them as bytes, where the CPU has such products, but not with the setting."""
+    """Few rows meet the weights as they are stored, many may meet them expanded; the same sums in the same order. Even
+    more meet them as bytes, where the CPU multiplies bytes, but not with the setting."""
 
     def of(x):
         return product(native, [weight], None, x, deterministic=deterministic)
