@@ -39,8 +39,8 @@ class EngineConfig:
             quantised weights, else as dtype.
         kernels: on a CPU ``native`` (the best that it has), ``avx512-vnni``, ``avx2`` or ``portable``; ``torch``; or
             ``auto``: native where there is a C++ compiler.
-        deterministic: a request's tokens do not depend on what runs beside it, on chunks or on preemption; decodes of
-            long contexts take somewhat longer (docs/serving.md). Native kernels only.
+        deterministic: a request's tokens do not depend on what runs beside it, on chunks or on preemption; prompts and
+            decodes of long contexts take somewhat longer (docs/serving.md). Native kernels only.
         max_model_len: longest prompt plus output, in tokens; None: the model's.
         block_size: tokens a KV block.
         kv_cache_memory_bytes: bytes of the KV pool; None: derived from the memory that is there.
