@@ -78,7 +78,8 @@ void Activations::shape(const FolioLinear& linear, int64_t rows, bool floats) {
     if (forms.bf16) grow(bf16, rows * padded);
     if (forms.s8) {
         int64_t whole = (rows + together - 1) / together * together;
-        grow(s8.x, whole * padded), grow(s8.scale, whole * wides), grow(s8.offset, whole * wides), grow(s8.sum, whole * groups);
+        grow(s8.x, whole * padded), grow(s8.scale, whole * wides), grow(s8.sum, whole * groups);
+        if (!EXPANDS) grow(s8.offset, whole * wides);
         // Squares of more of them would exceed the sum of all squares.
         outliers.most = int64_t(float(k) / (outliers.times * outliers.times)) + 1;
         grow(outliers.count, rows), grow(outliers.column, rows * outliers.most), grow(outliers.value, rows * outliers.most);
@@ -176,7 +177,7 @@ float Activations::set_wide(int64_t row, int64_t wide, const float* x, float top
     for (int64_t i = 0; i < count * GROUP; i += SIDE) std::memcpy(to + i * together, bytes + i, SIDE);
     float* sums = s8.sum.data() + begin * groups + within + first * together;
     for (int64_t b = 0; b < count; b++) sums[b * together] = sum[b];
-    s8.offset[size_t(first_scale(row) + wide * together)] = int32_t(-128.0f * (sum[0] + sum[1] + sum[2] + sum[3]));
+    if (!EXPANDS) s8.offset[size_t(first_scale(row) + wide * together)] = int32_t(-128.0f * (sum[0] + sum[1] + sum[2] + sum[3]));
     return top / 127.0f;
 }
 

@@ -45,7 +45,7 @@ struct Bytes {
     std::vector<int8_t> x;        // [rows / together][padded / SIDE][together][SIDE]
     std::vector<float> scale;     // [rows / together][wides][together]
     std::vector<float> sum;       // [rows / together][groups][together] of x
-    std::vector<int32_t> offset;  // [rows / together][wides][together] −128 times the sum of x
+    std::vector<int32_t> offset;  // [rows / together][wides][together] −128 times the sum of x; for octets.h alone
 };
 
 // Values that stand out of their row, and are nothing in its 8-bit integers: with a scale for them, 8 bits would leave too

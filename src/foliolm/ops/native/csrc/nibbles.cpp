@@ -1,4 +1,4 @@
-// Products with 4-bit weights in blocks of 32: as they are stored, and expanded for many rows.
+// Products of weights in blocks of 32 with 8-bit activations: as they are stored, and 4-bit ones expanded for many rows.
 #include "nibbles.h"
 
 #include <algorithm>
@@ -65,7 +65,7 @@ struct Expanded {
 
 #if defined(FOLIO_AVX512)
 // A block of 8-bit weights as they are stored, for rows that lie together: unsigned, 128 more than they are.
-struct Octets {
+struct StoredBytes {
     static constexpr int TOGETHER = ROWS;
     static constexpr int64_t HEAD = 2 * PANEL, SIZE = HEAD + GROUP * PANEL;
 
@@ -102,6 +102,7 @@ template <class Block, int R>
 template <class Block, int R>
 [[gnu::noinline]] void blocks(const Activations& all, int64_t first, const uint8_t* w, const uint8_t* ahead, int64_t step,
                               float* out) {
+    // Of a block in memory: what is expanded was smaller there.
     constexpr int LINES = Block::SIZE > 512 && !EXPANDS ? 9 : 5;
     Rows<Block::TOGETHER> x(all, first);
     Tile<R> total;  // in memory, where there are no registers for it beside the sums of a few blocks
@@ -155,7 +156,7 @@ void multiply_nibbles(const FolioWeight& weight, int64_t panel, const Activation
 #if defined(FOLIO_AVX512)
     else
         with_rows<ROWS>(rows, [&]<int R>() {
-            auto* product = weight.format == FOLIO_Q8_0 ? blocks<Octets, R>
+            auto* product = weight.format == FOLIO_Q8_0 ? blocks<StoredBytes, R>
                             : minima                    ? blocks<Stored<true, ROWS>, R>
                                                         : blocks<Stored<false, ROWS>, R>;
             product(x, first, w, next, step, out);

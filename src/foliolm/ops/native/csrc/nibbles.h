@@ -1,4 +1,4 @@
-// Products of a few rows with a panel of 4-bit weights.
+// Products of a few rows of 8-bit activations with a panel of 4-bit weights, or of 8-bit weights in blocks.
 #pragma once
 
 #include <cstdint>
