@@ -24,7 +24,7 @@ import typer
 from foliolm.core.errors import ConfigError, EngineDeadError, FolioError
 
 QUESTIONS = (
-    "What is the capital of France?",
+    "Complete the sentence: The capital of France is",
     "Name three primary colours.",
     "Write one sentence about the sea.",
     "What is two plus three?",

@@ -74,7 +74,8 @@ def _ready(served: ServedModel, info: EngineInfo, address: str, said: set[str]) 
             _say(line)
     if served.chat_template is None:
         _say("chat is off: the model has no chat template (--chat-template FILE gives one); /v1/completions works")
-    question = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
+    asked = "Complete the sentence: The capital of France is"
+    question = f'{{"messages": [{{"role": "user", "content": "{asked}"}}], "temperature": 0}}'
     _say(
         f"\nready: {served.name} on {address}\n\n"
         f"  curl -s {address}/v1/chat/completions -H 'content-type: application/json' \\\n"
@@ -82,7 +83,7 @@ def _ready(served: ServedModel, info: EngineInfo, address: str, said: set[str]) 
         "  from openai import OpenAI\n"
         f'  client = OpenAI(base_url="{address}/v1", api_key="none")\n'
         f'  answer = client.chat.completions.create(model="{served.name}",\n'
-        '      messages=[{"role": "user", "content": "What is the capital of France?"}])\n'
+        '      messages=[{"role": "user", "content": "Complete the sentence: The capital of France is"}])\n'
         "  print(answer.choices[0].message.content)\n"
     )
 
