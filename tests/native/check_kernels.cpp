@@ -260,7 +260,7 @@ static std::vector<float> attend(const Pages& pages, const std::vector<int32_t>&
     step.block_size = pages.block_size, step.kv_format = pages.format, step.threads = threads, step.groups = &group;
     step.outputs = outputs.data(), step.num_outputs = int64_t(outputs.size());
     AttentionPlan plan;
-    plan.make(step, group, heads, pages.kv_heads, pages.head_dim);
+    plan.make(step, group, heads, pages.kv_heads, pages.head_dim, Lots());
     items = plan.num_items();
     std::vector<float> out(q.size()), taken = q;
     int64_t shared = heads / pages.kv_heads, size = shared * pages.head_dim;

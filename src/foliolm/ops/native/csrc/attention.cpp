@@ -66,7 +66,7 @@ void AttentionPlan::begin_item(const Item& item, Scratch& s) const {
 }
 
 // A finished item's results, or a split's for the merge.
-void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
+void AttentionPlan::end_item(const Item& item, Attended out, const Scratch& s) {
     int64_t token = step_->starts[item.row] + item.first, queries = rows_of(item) / shared_, r = 0;
     for (int64_t head = 0; head < item.heads; head++)
         for (int64_t query = 0; query < queries; query++) {
@@ -81,7 +81,7 @@ void AttentionPlan::end_item(const Item& item, float* out, const Scratch& s) {
                     to[padded_] = top, to[padded_ + 1] = sum;
                     continue;
                 }
-                float* to = out + (at * heads_ + (item.head + head) * shared_ + own) * dim_;
+                float* to = place(out, at, (item.head + head) * shared_ + own);
                 times(from, 1.0f / sum, dim_, to);
                 if (turned_) hadamard(to, dim_, to);
             }
@@ -107,7 +107,7 @@ void AttentionPlan::gather_queries(const Item& item, Scratch& s) const {
 
 // Keys and values in 8 bits, whatever the item. While a unit is computed, the next one's are on their way: the item's own, or
 // the first of the item that this thread does next.
-void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& pages, float* out, Scratch& s) {
+void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& pages, Attended out, Scratch& s) {
     int64_t each = rows_of(item), head_queries = query_tiles(each) * BYTE_ROWS * whole_pieces(dim_);
     begin_item(item, s);
     gather_queries(item, s);
@@ -142,6 +142,35 @@ void AttentionPlan::bytes(const Item& item, const Item* next_item, const Pages& 
     end_item(item, out, s);
 }
 
+void AttentionPlan::compute(const Item& item, const Item* next, const Pages& pages, const float* q, int64_t ldq, Attended out,
+                            Scratch& s) {
+    if (in_bytes())
+        bytes(item, next, pages, out, s);
+    else if (step_->starts[item.row + 1] - step_->starts[item.row] == 1 && !step_->deterministic)
+        single(item, pages, q, ldq, out, s);
+    else
+        tile(item, pages, q, ldq, out, s);
+}
+
+// A split row's result of its parts.
+void AttentionPlan::merge(const Merge& merge, Attended out) const {
+    bool in_twos = in_bytes();
+    for (int64_t r = 0; r < shared_; r++) {
+        auto part = [&](int64_t i) { return partial_.data() + ((merge.part + i) * shared_ + r) * (padded_ + 2); };
+        float top = NOTHING, sum = 0;
+        for (int64_t i = 0; i < merge.parts; i++) top = std::max(top, part(i)[padded_]);
+        float* to = place(out, merge.token, merge.head * shared_ + r);
+        std::memset(to, 0, size_t(dim_) * 4);
+        for (int64_t i = 0; i < merge.parts; i++) {
+            float factor = in_twos ? std::exp2(part(i)[padded_] - top) : std::exp(part(i)[padded_] - top);
+            sum += factor * part(i)[padded_ + 1];
+            add(part(i), factor, dim_, to);
+        }
+        times(to, 1.0f / sum, dim_, to);
+        if (turned_) hadamard(to, dim_, to);
+    }
+}
+
 void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming,
                         bool outputs) {
     Scratch& s = scratch_[size_t(thread)];
@@ -152,34 +181,23 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
     };
     for (const Item *item = take(0), *next; item; item = next ? next : take(0)) {
         next = take(held_);
-        if (in_bytes())
-            bytes(*item, next, pages, out, s);
-        else if (step_->starts[item->row + 1] - step_->starts[item->row] == 1 && !step_->deterministic)
-            single(*item, pages, q, ldq, out, s);
-        else
-            tile(*item, pages, q, ldq, out, s);
+        compute(*item, next, pages, q, ldq, {out, 0}, s);
     }
     team.barrier(coming);
     if (merges_.empty()) return;
-    bool in_twos = in_bytes();
-    while (team.take(int64_t(merges_.size()), 1, begin, end)) {
-        const Merge& merge = merges_[size_t(begin)];
-        for (int64_t r = 0; r < shared_; r++) {
-            auto part = [&](int64_t i) { return partial_.data() + ((merge.part + i) * shared_ + r) * (padded_ + 2); };
-            float top = NOTHING, sum = 0;
-            for (int64_t i = 0; i < merge.parts; i++) top = std::max(top, part(i)[padded_]);
-            float* to = out + merge.token * heads_ * dim_ + (merge.head * shared_ + r) * dim_;
-            std::memset(to, 0, size_t(dim_) * 4);
-            for (int64_t i = 0; i < merge.parts; i++) {
-                float factor = in_twos ? std::exp2(part(i)[padded_] - top) : std::exp(part(i)[padded_] - top);
-                sum += factor * part(i)[padded_ + 1];
-                add(part(i), factor, dim_, to);
-            }
-            times(to, 1.0f / sum, dim_, to);
-            if (turned_) hadamard(to, dim_, to);
-        }
-    }
+    while (team.take(int64_t(merges_.size()), 1, begin, end)) merge(merges_[size_t(begin)], {out, 0});
     team.barrier(coming);
+}
+
+void AttentionPlan::run_lot(int thread, int64_t lot, const Pages& pages, const float* q, int64_t ldq, Attended out,
+                            bool outputs) {
+    const std::vector<Item>& items = outputs ? of_outputs_ : items_;
+    auto earlier = [](const auto& each, int64_t than) { return each.lot < than; };
+    auto item = std::lower_bound(items.begin(), items.end(), lot, earlier);
+    for (auto stop = std::lower_bound(item, items.end(), lot + 1, earlier); item != stop; ++item)
+        compute(*item, item + 1 != stop ? &*(item + 1) : nullptr, pages, q, ldq, out, scratch_[size_t(thread)]);
+    auto split = std::lower_bound(merges_.begin(), merges_.end(), lot, earlier);
+    for (; split != merges_.end() && split->lot == lot; ++split) merge(*split, out);
 }
 
 }  // namespace folio

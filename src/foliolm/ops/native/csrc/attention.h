@@ -7,6 +7,7 @@
 
 #include "abi.h"
 #include "attention_bytes.h"
+#include "lots.h"
 #include "pages.h"
 #include "pool.h"
 
@@ -15,10 +16,17 @@ namespace folio {
 constexpr int64_t SPLIT = 256;  // keys of one work item of a row with a single query
 constexpr int64_t TILE = 192;   // rows (queries times the heads that share a KV head) of a work item at most
 
+// Where results go: [tokens, heads · dim], of tokens from `first` on.
+struct Attended {
+    float* rows;
+    int64_t first;
+};
+
 // A KV group's work of a step, made once and used by each of its layers.
 class AttentionPlan {
 public:
-    void make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim);
+    // Work is handed out to all threads, or, if there are lots, lot by lot.
+    void make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim, const Lots& lots);
 
     // Queries [heads / kv_heads, dim] of a token and a KV head, already rotated, made ready, perhaps in place: each of them
     // before a barrier before run.
@@ -31,6 +39,12 @@ public:
     void run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming = nullptr,
              bool outputs = false);
 
+    // One thread: the same of a lot's tokens.
+    void run_lot(int thread, int64_t lot, const Pages& pages, const float* q, int64_t ldq, Attended out, bool outputs = false);
+
+    // Whether queries are not asked for again once they were taken.
+    bool keeps_queries() const { return in_bytes(); }
+
     // Pieces that the work is handed out in.
     int64_t num_items() const { return int64_t(items_.size()); }
 
@@ -41,6 +55,7 @@ private:
         int32_t row, head, heads;    // KV heads head … head + heads
         int32_t first, count;        // queries first … first + count of the row
         int32_t begin, end;          // keys
+        int32_t lot;
         int32_t member, members;     // of a single query: the rows that share these keys, a list in members_
     };
     // A row with a single query that meets an item's keys.
@@ -49,7 +64,7 @@ private:
         int32_t part, splits;  // the first head's place among split results, or −1, and how far the next one's is
     };
     struct Merge {
-        int32_t token, head, part, parts;
+        int32_t token, head, part, parts, lot;
     };
     struct Scratch {
         std::vector<float> q, keys, values, scores, out, top, sum;
@@ -59,9 +74,11 @@ private:
         ByteUnit units[BYTE_HEADS];
     };
 
-    void single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
-    void tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s);
-    void bytes(const Item& item, const Item* next, const Pages& pages, float* out, Scratch& s);
+    void compute(const Item& item, const Item* next, const Pages& pages, const float* q, int64_t ldq, Attended out, Scratch& s);
+    void single(const Item& item, const Pages& pages, const float* q, int64_t ldq, Attended out, Scratch& s);
+    void tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, Attended out, Scratch& s);
+    void bytes(const Item& item, const Item* next, const Pages& pages, Attended out, Scratch& s);
+    void merge(const Merge& merge, Attended out) const;
     void gather_queries(const Item& item, Scratch& s) const;
     void gather(const Item& item, const Pages& pages, int64_t begin, Runs& runs) const;
     template <class K>
@@ -73,7 +90,10 @@ private:
     bool same_blocks(const Item& a, const Item& b) const;
     int64_t rows_of(const Item& item) const;
     void begin_item(const Item& item, Scratch& s) const;
-    void end_item(const Item& item, float* out, const Scratch& s);
+    float* place(Attended out, int64_t token, int64_t head) const {
+        return out.rows + ((token - out.first) * heads_ + head) * dim_;
+    }
+    void end_item(const Item& item, Attended out, const Scratch& s);
 
     const FolioStep* step_ = nullptr;
     const FolioGroup* group_ = nullptr;

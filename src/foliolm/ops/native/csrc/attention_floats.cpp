@@ -204,7 +204,7 @@ void copy_rows(const uint8_t* const* rows, int64_t count, int64_t dim, int64_t p
 
 }  // namespace
 
-void AttentionPlan::single(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
+void AttentionPlan::single(const Item& item, const Pages& pages, const float* q, int64_t ldq, Attended out, Scratch& s) {
     int64_t rows = item.heads * shared_;
     const float* from = q + step_->starts[item.row] * ldq + item.head * shared_ * dim_;
     float factor = 1.0f / std::sqrt(float(dim_));
@@ -266,7 +266,7 @@ void AttentionPlan::single_unit(const Pages& pages, const uint8_t* const* keys, 
     for (; r < rows; r++) sums_of_rows<K, 1>(scores + r * UNIT, values, count, dim_, out + r * padded_, padded_);
 }
 
-void AttentionPlan::tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, float* out, Scratch& s) {
+void AttentionPlan::tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, Attended out, Scratch& s) {
     int64_t rows = item.count * shared_, first = step_->starts[item.row] + item.first;
     int64_t context = step_->used[item.row] - (step_->starts[item.row + 1] - step_->starts[item.row]) + item.first;
     float factor = 1.0f / std::sqrt(float(dim_));

@@ -6,7 +6,8 @@
 
 namespace folio {
 
-void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim) {
+void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t heads, int64_t kv_heads, int64_t dim,
+                         const Lots& lots) {
     step_ = &step, group_ = &group, turned_ = step.kv_format == FOLIO_KV_I8;
     heads_ = heads, kv_heads_ = kv_heads, dim_ = dim, shared_ = heads / kv_heads;
     padded_ = (dim + PANEL - 1) / PANEL * PANEL;
@@ -18,9 +19,10 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
     int64_t singles = 0;
     for (int64_t row = 0; row < step.num_rows; row++)
         if (step.starts[row + 1] - step.starts[row] == 1) singles += (step.used[row] + SPLIT - 1) / SPLIT;
-    int64_t together = singles >= 2 * step.threads ? kv_heads : 1;
+    int64_t together = lots.count() || singles >= 2 * step.threads ? kv_heads : 1;
     for (int64_t row = 0; row < step.num_rows; row++) {
         int64_t count = step.starts[row + 1] - step.starts[row], context = step.used[row] - count;
+        auto lot_of = [&](int64_t query) { return lots.count() ? lots.of(step.starts[row] + query) : int64_t(0); };
         auto lowest = [&](int64_t query) {
             int64_t low = group.window ? std::max<int64_t>(0, context + query + 1 - group.window) : int64_t(0);
             // Whatever the queries, sums begin at whole units where they shall be the same; else where bytes lie together.
@@ -32,26 +34,30 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
             for (int64_t head = 0; head < kv_heads; head += together) {
                 int64_t first_part = splits > 1 ? parts : -1;
                 for (int64_t h = head; h < head + together && splits > 1; h++, parts += splits)
-                    merges_.push_back({int32_t(step.starts[row]), int32_t(h), int32_t(parts), int32_t(splits)});
+                    merges_.push_back({step.starts[row], int32_t(h), int32_t(parts), int32_t(splits), int32_t(lot_of(0))});
                 for (int64_t i = 0; i < splits; i++)
                     add_single({int32_t(row), int32_t(head), int32_t(together), 0, 1, int32_t(low + i * SPLIT),
-                                int32_t(std::min(low + (i + 1) * SPLIT, step.used[row] + int64_t(0))), -1, 0},
+                                int32_t(std::min(low + (i + 1) * SPLIT, step.used[row] + int64_t(0))), int32_t(lot_of(0)), -1, 0},
                                {step.starts[row], -1, splits > 1 ? int32_t(first_part + i) : -1, int32_t(splits)});
             }
             continue;
         }
-        for (int64_t first = 0; first < count; first += queries) {
-            int64_t here = std::min(queries, count - first);
+        for (int64_t first = 0, here; first < count; first += here) {
+            here = std::min(queries, count - first);
+            int64_t lot = lot_of(first);
+            if (lots.count()) here = std::min(here, lots.end(lot) - step.starts[row] - first);
             for (int64_t head = 0; head < kv_heads; head++)
                 items_.push_back({int32_t(row), int32_t(head), 1, int32_t(first), int32_t(here),
-                                  int32_t(lowest(first)), int32_t(context + first + here), -1, 0});
+                                  int32_t(lowest(first)), int32_t(context + first + here), int32_t(lot), -1, 0});
         }
     }
-    // The longest first: what is left at the end is then small.
+    // Lot by lot; or the longest first: what is left at the end is then small.
     auto cost = [](const Item& item) {
         return int64_t(item.members ? (1 + item.members) * item.heads : item.count) * (item.end - item.begin);
     };
-    std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
+    std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) {
+        return lots.count() ? a.lot < b.lot : cost(a) > cost(b);
+    });
     of_outputs_.clear();
     std::copy_if(items_.begin(), items_.end(), std::back_inserter(of_outputs_),
                  [&](const Item& item) { return has_output(item); });
@@ -85,7 +91,7 @@ bool AttentionPlan::has_output(const Item& item) const {
 
 // Whether two items read the same keys and values.
 bool AttentionPlan::same_blocks(const Item& a, const Item& b) const {
-    if (a.head != b.head || a.begin != b.begin || a.end != b.end) return false;
+    if (a.lot != b.lot || a.head != b.head || a.begin != b.begin || a.end != b.end) return false;
     const int32_t *one = group_->table + a.row * group_->width, *other = group_->table + b.row * group_->width;
     int64_t p = step_->block_size;
     return std::equal(one + a.begin / p, one + (a.end - 1) / p + 1, other + b.begin / p);

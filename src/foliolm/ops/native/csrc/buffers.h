@@ -8,6 +8,7 @@
 #include "aligned.h"
 #include "attention.h"
 #include "lora.h"
+#include "lots.h"
 #include "pool.h"
 
 namespace folio {
@@ -15,13 +16,14 @@ namespace folio {
 struct Buffers {
     Aligned<float> x, qkv, attended, activated, angles;
     Activations activations[2];  // of a product, and of the one after it
+    Lots lots;
     std::vector<AttentionPlan> plans;
     LoraRows tokens, outputs;     // by adapter: the step's tokens, and those that come out of the last layer
     Aligned<float> products;      // of folio_likeliest
 
     // What a thread has for itself.
     struct alignas(64) Thread {
-        Aligned<float> line, activated;  // a row; those that it takes alone
+        Aligned<float> line, rows;  // a row; those of a lot, between one product and the next
         Activations activations;
         Lines coming;  // the weights that it reads next
     };

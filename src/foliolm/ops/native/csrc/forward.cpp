@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "attention.h"
 #include "buffers.h"
@@ -45,61 +44,55 @@ void rotate(float* head, const float* cosines, const float* sines, int64_t half)
     }
 }
 
-// Rows from which on each thread takes some through all products between two attentions, alone: nobody waits for anybody,
-// and what one product makes of them is in the core's own cache when the next one reads it. Fewer are shared product by
-// product, by panels of weights: each weight is then read once.
-constexpr int64_t MANY = 256;
-// Rows that a thread takes at once, at most and at least. Where weights are expanded, that is done for each such lot.
+// Tokens a thread from which on each takes lots of them through the layers, alone: nobody waits for anybody, and what one
+// product makes of them is in the core's own cache when the next one reads it. Fewer are shared product by product, by
+// panels of weights: each weight is then read once.
+constexpr int64_t MANY = 128;
+// Tokens of a lot at most and at least. Where weights are expanded, that is done for each lot.
 constexpr int64_t LARGEST = EXPANDS ? 240 : 180, LEAST = EXPANDS ? 24 : OCTET_ROWS;
 static_assert(LARGEST % ROWS == 0 && LEAST % ROWS == 0);
-
-// Rows cut for threads to take: the last cuts are small, so that nobody waits long for the last one.
-std::vector<int64_t> cuts(int64_t rows, int64_t threads) {
-    std::vector<int64_t> begins{0};
-    for (int64_t at = 0; at < rows; begins.push_back(at)) {
-        int64_t share = (rows - at) / (2 * threads) / ROWS * ROWS;
-        at = std::min(rows, at + std::clamp(share, LEAST, LARGEST));
-    }
-    return begins;
-}
 
 class Forward {
 public:
     Forward(const FolioModel& model, const FolioStep& step, Buffers& b)
         : m_(model), s_(step), b_(b), qkv_width_((m_.num_heads + 2 * m_.num_kv_heads) * m_.head_dim),
           attended_width_(m_.num_heads * m_.head_dim) {
-        int64_t n = s_.num_tokens, widest = std::max(m_.hidden, std::max(m_.intermediate, qkv_width_));
+        int64_t n = s_.num_tokens, groups = 1, widest = std::max(m_.hidden, std::max(m_.intermediate, qkv_width_));
+        for (int64_t i = 0; i < m_.num_layers; i++) groups = std::max(groups, m_.layers[i].group + 1);
+        b_.lots.clear();
+        // Adapters' tokens are grouped over all of a step.
+        if (n >= MANY * s_.threads && !s_.lora) b_.lots.make(s_, groups, num_lots(), ROWS);
+        if (int64_t(b_.plans.size()) < groups) b_.plans.resize(size_t(groups));
+        for (int64_t i = 0; i < groups; i++) {
+            b_.plans[size_t(i)].make(s_, s_.groups[i], m_.num_heads, m_.num_kv_heads, m_.head_dim, b_.lots);
+            keeps_queries_ = keeps_queries_ && b_.plans[size_t(i)].keeps_queries();
+        }
+        int64_t shared = in_lots() ? 0 : n;  // tokens whose rows lie in memory that threads share
         grow(b_.x, (n + s_.num_outputs) * m_.hidden);
-        grow(b_.qkv, n * qkv_width_);
-        grow(b_.attended, (n + s_.num_outputs) * attended_width_);
-        grow(b_.activated, (alone(n) ? s_.num_outputs : std::max(n, s_.num_outputs)) * m_.intermediate);
+        grow(b_.qkv, (in_lots() && keeps_queries_ ? 0 : n) * qkv_width_);
+        grow(b_.attended, (shared + s_.num_outputs) * attended_width_);
+        grow(b_.activated, std::max(shared, s_.num_outputs) * m_.intermediate);
         grow(b_.angles, n * m_.head_dim);
         if (int64_t(b_.threads.size()) < s_.threads) b_.threads.resize(size_t(s_.threads));
         for (auto& each : b_.threads) {
             grow(each.line, widest), each.coming = Lines();
-            if (alone(n)) grow(each.activated, LARGEST * m_.intermediate);
+            grow(each.rows, b_.lots.largest() * std::max(widest, attended_width_));
         }
-        if (alone(n)) cuts_ = cuts(n, s_.threads);
-        int64_t groups = 1;
-        for (int64_t i = 0; i < m_.num_layers; i++) groups = std::max(groups, m_.layers[i].group + 1);
-        if (int64_t(b_.plans.size()) < groups) b_.plans.resize(size_t(groups));
-        for (int64_t i = 0; i < groups; i++)
-            b_.plans[size_t(i)].make(s_, s_.groups[i], m_.num_heads, m_.num_kv_heads, m_.head_dim);
         if (s_.lora) {
             int64_t width = lora_width(*s_.lora, s_.lora->slots, n, m_.num_layers * LORA_LINEARS);
             b_.tokens.make(*s_.lora, s_.lora->slots, n, width);
             b_.outputs.make(*s_.lora, s_.lora->output_slots, s_.num_outputs, width);
         }
-        if (!alone(n)) shape(0);
+        if (!in_lots()) shape(0);
     }
 
     void run(Team& team, int thread) {
-        begin_rows(team);
-        multiply_all(team, thread, 0);
-        for (int64_t i = 0; i < m_.num_layers; i++) {
-            attend(team, thread, i);
-            multiply_all(team, thread, i * LORA_LINEARS + 1);
-        }
+        if (in_lots())
+            run_lots(team, thread);
+        else
+            run_together(team, thread);
+        int64_t last = stages() - LORA_LINEARS + 1;
+        for (int64_t index = last; index < stages(); index++) multiply(team, thread, index);
         int64_t rows = s_.num_outputs, begin, end;
         const float* x = b_.x.data() + s_.num_tokens * m_.hidden;
         while (team.take(rows, 1, begin, end))
@@ -108,19 +101,66 @@ public:
     }
 
 private:
-    void begin_rows(Team& team) {
-        int64_t half = m_.head_dim / 2, begin, end;
+    bool in_lots() const { return b_.lots.count() > 0; }
+
+    // Lots of the largest size, or more of them, so that each thread has a second one while another has its first.
+    int64_t num_lots() const {
+        int64_t n = s_.num_tokens, needed = (n + LARGEST - 1) / LARGEST;
+        return std::min(std::max(needed, 2 * s_.threads - 1), std::max<int64_t>(1, n / LEAST));
+    }
+
+    // All layers up to the last one's attention, shared product by product.
+    void run_together(Team& team, int thread) {
+        int64_t begin, end;
         while (team.take(s_.num_tokens, 8, begin, end))
-            for (int64_t t = begin; t < end; t++) {
-                unpack_row(m_.embed, s_.ids[t], b_.x.data() + t * m_.hidden);
-                float* angles = b_.angles.data() + t * m_.head_dim;
-                for (int64_t i = 0; i < half; i++) {
-                    float angle = float(s_.positions[t]) * m_.frequencies[i];
-                    angles[i] = std::cos(angle) * m_.rope_scale;
-                    angles[half + i] = std::sin(angle) * m_.rope_scale;
-                }
-            }
+            for (int64_t t = begin; t < end; t++) begin_row(t);
         team.barrier();
+        for (int64_t index = 0; index < stages() - LORA_LINEARS + 1; index++) {
+            multiply(team, thread, index);
+            if (index % LORA_LINEARS == 0) attend(team, thread, index / LORA_LINEARS);
+        }
+    }
+
+    // The same, lot by lot.
+    void run_lots(Team& team, int thread) {
+        int64_t lots = b_.lots.count(), passes = m_.num_layers + 1, at, end;
+        while (team.take(lots * passes, 1, at, end)) pass(thread, at % lots, at / lots);
+        if (thread == 0) shape(stages() - LORA_LINEARS + 1);
+        team.barrier();
+    }
+
+    // A lot's attention of layer `layer` − 1, and all products between that and layer `layer`'s.
+    void pass(int thread, int64_t lot, int64_t layer) {
+        int64_t begin = b_.lots.begin(lot), end = b_.lots.end(lot);
+        if (layer == 0) {
+            for (int64_t t = begin; t < end; t++) begin_row(t);
+        } else {
+            bool last = layer == m_.num_layers;
+            float* attended = b_.threads[size_t(thread)].rows.data();
+            b_.lots.wait(lot, uint32_t(layer));
+            plan(layer - 1).run_lot(thread, lot, pages(layer - 1), b_.qkv.data(), qkv_width_, {attended, begin}, last);
+            if (last) {
+                for (int64_t i = 0; i < s_.num_outputs; i++)
+                    if (int64_t token = s_.outputs[i]; begin <= token && token < end)
+                        put_output(i, attended + (token - begin) * attended_width_);
+                return;
+            }
+            for (int64_t index = (layer - 1) * LORA_LINEARS + 1; index < layer * LORA_LINEARS; index++)
+                multiply_alone(thread, index, begin, end);
+        }
+        multiply_alone(thread, layer * LORA_LINEARS, begin, end);
+        b_.lots.end_pass(lot);
+    }
+
+    void begin_row(int64_t t) {
+        int64_t half = m_.head_dim / 2;
+        unpack_row(m_.embed, s_.ids[t], b_.x.data() + t * m_.hidden);
+        float* angles = b_.angles.data() + t * m_.head_dim;
+        for (int64_t i = 0; i < half; i++) {
+            float angle = float(s_.positions[t]) * m_.frequencies[i];
+            angles[i] = std::cos(angle) * m_.rope_scale;
+            angles[half + i] = std::sin(angle) * m_.rope_scale;
+        }
     }
 
     // Linear `index` of the adapters, where some of `rows` has it.
@@ -145,14 +185,12 @@ private:
     int64_t stages() const { return m_.num_layers * LORA_LINEARS; }
     // After the last layer's attention only tokens whose hidden states are wanted matter: they lie behind the others.
     bool of_outputs(int64_t index) const { return index > stages() - LORA_LINEARS; }
-    // Whether each thread takes rows alone. Adapters' rows are grouped over all of a step.
-    bool alone(int64_t rows) const { return rows >= MANY && !s_.lora; }
-
     Stage stage(int64_t index) const {
         const FolioLayer& layer = m_.layers[index / LORA_LINEARS];
         bool outputs = of_outputs(index);
-        int64_t first = outputs ? s_.num_tokens : 0, rows = outputs ? s_.num_outputs : s_.num_tokens;
-        float *x = b_.x.data() + first * m_.hidden, *attended = b_.attended.data() + first * attended_width_;
+        int64_t rows = outputs ? s_.num_outputs : s_.num_tokens;
+        float *x = b_.x.data(), *attended = b_.attended.data();
+        if (outputs) x = output_x(), attended = output_attended();
         LoraAddition lora = addition(outputs ? b_.outputs : b_.tokens, index);
         switch (index % LORA_LINEARS) {
             case 0:
@@ -173,34 +211,22 @@ private:
         if (!next.each()) b_.activations[index % 2].shape(next.weights, next.rows, next.lora.rows != nullptr);
     }
 
-    // Stage `first` and those that follow it up to the next attention.
-    void multiply_all(Team& team, int thread, int64_t first) {
-        int64_t stop = first ? std::min(first + LORA_LINEARS, stages()) : 1, begin, end;
-        if (of_outputs(first) || !alone(s_.num_tokens)) {
-            for (int64_t index = first; index < stop; index++) multiply(team, thread, index);
-            return;
-        }
-        while (team.take(int64_t(cuts_.size()) - 1, 1, begin, end))
-            for (int64_t index = first; index < stop; index++)
-                multiply_alone(thread, index, cuts_[size_t(begin)], cuts_[size_t(end)]);
-        if (thread == 0 && of_outputs(stop)) shape(stop);
-        team.barrier();
-    }
-
-    // Rows `begin … end` of a stage.
+    // Tokens `begin … end` of a stage, by one thread. What it makes is the next stage's alone, if not x: its own memory is
+    // taken over and over, in the core's cache.
     void multiply_alone(int thread, int64_t index, int64_t begin, int64_t end) {
         Buffers::Thread& own = b_.threads[size_t(thread)];
+        int64_t layer = index / LORA_LINEARS, of_layer = index % LORA_LINEARS, heads = m_.num_kv_heads;
         Stage now = stage(index);
-        now.x += begin * now.stride, now.y += begin * now.y_stride, now.rows = end - begin;
-        if (now.into == Into::silu_mul) now.y = own.activated.data();
-        if (&now.weights == &m_.layers[index / LORA_LINEARS].down) now.x = own.activated.data();
+        now.rows = end - begin;
+        bool takes_own = of_layer == 1 || of_layer == 3, gives_own = of_layer == 2 || (of_layer == 0 && keeps_queries_);
+        now.x = takes_own ? own.rows.data() : now.x + begin * now.stride;
+        now.y = gives_own ? own.rows.data() : now.y + begin * now.y_stride;
         own.activations.shape(now.weights, now.rows);
         for (int64_t r = 0; r < now.rows; r++) set(own, now, r, own.activations);
         Team nobody_else(1);
         linear(nobody_else, thread, now.weights, own.activations, now.rows, now.y, now.y_stride, now.into, now.lora);
-        int64_t layer = index / LORA_LINEARS, heads = m_.num_kv_heads;
-        if (index % LORA_LINEARS == 0)
-            for (int64_t i = begin * heads; i < end * heads; i++) place(layer, i);
+        if (of_layer == 0)
+            for (int64_t i = 0; i < now.rows * heads; i++) place(layer, begin + i / heads, i % heads, now.y + i / heads * qkv_width_);
     }
 
     void multiply(Team& team, int thread, int64_t index) {
@@ -250,45 +276,45 @@ private:
     }
 
     void attend(Team& team, int thread, int64_t index) {
-        int64_t n = s_.num_tokens, group = m_.layers[index].group, begin, end;
+        int64_t n = s_.num_tokens, heads = m_.num_kv_heads, begin, end;
         Lines& coming = b_.threads[size_t(thread)].coming;
-        float *x = b_.x.data(), *attended = b_.attended.data();
-        if (!alone(n)) {
-            int64_t heads = m_.num_kv_heads;
-            while (team.take(n * heads, n < 64 ? 1 : 8 * heads, begin, end))
-                for (int64_t i = begin; i < end; i++) place(index, i);
-            team.barrier(&coming);
-        }
+        float *qkv = b_.qkv.data(), *attended = b_.attended.data();
+        while (team.take(n * heads, n < 64 ? 1 : 8 * heads, begin, end))
+            for (int64_t i = begin; i < end; i++) place(index, i / heads, i % heads, qkv + i / heads * qkv_width_);
+        team.barrier(&coming);
         bool last = index == m_.num_layers - 1;
-        b_.plans[size_t(group)].run(team, thread, pages(index), b_.qkv.data(), qkv_width_, attended, &coming, last);
-        if (last) {
-            float *rest = x + n * m_.hidden, *rest_attended = attended + n * attended_width_;
-            while (team.take(s_.num_outputs, 1, begin, end)) {
-                std::memcpy(rest + begin * m_.hidden, x + s_.outputs[begin] * m_.hidden, size_t(m_.hidden) * 4);
-                std::memcpy(rest_attended + begin * attended_width_, attended + s_.outputs[begin] * attended_width_,
-                            size_t(attended_width_) * 4);
-            }
-            team.barrier(&coming);
-        }
+        plan(index).run(team, thread, pages(index), qkv, qkv_width_, attended, &coming, last);
+        if (!last) return;
+        while (team.take(s_.num_outputs, 1, begin, end)) put_output(begin, attended + s_.outputs[begin] * attended_width_);
+        team.barrier(&coming);
     }
+
+    // After the last attention outputs lie by themselves.
+    float* output_x() const { return b_.x.data() + s_.num_tokens * m_.hidden; }
+    float* output_attended() const { return b_.attended.data() + (in_lots() ? 0 : s_.num_tokens * attended_width_); }
+    void put_output(int64_t i, const float* attended) {
+        std::memcpy(output_x() + i * m_.hidden, b_.x.data() + s_.outputs[i] * m_.hidden, size_t(m_.hidden) * 4);
+        std::memcpy(output_attended() + i * attended_width_, attended, size_t(attended_width_) * 4);
+    }
+
+    AttentionPlan& plan(int64_t layer) { return b_.plans[size_t(m_.layers[layer].group)]; }
 
     Pages pages(int64_t layer) const {
         return {s_.keys[layer], s_.values[layer], s_.block_size, m_.num_kv_heads, m_.head_dim, s_.kv_format};
     }
 
-    // A token's queries and key of a KV head normed and rotated, key and value written: the at-th of all tokens' heads.
-    void place(int64_t index, int64_t at) {
+    // Of a token's row, queries and key of a KV head normed and rotated, key and value written.
+    void place(int64_t index, int64_t token, int64_t head, float* row) {
         const FolioLayer& layer = m_.layers[index];
-        int64_t token = at / m_.num_kv_heads, head = at % m_.num_kv_heads;
         int64_t dim = m_.head_dim, half = dim / 2, shared = m_.num_heads / m_.num_kv_heads;
-        float *row = b_.qkv.data() + token * qkv_width_, *key = row + (m_.num_heads + head) * dim;
+        float* key = row + (m_.num_heads + head) * dim;
         const float* angles = b_.angles.data() + token * dim;
         auto turn = [&](float* vector, const float* norm) {
             if (norm) rms_norm(vector, norm, dim, m_.eps, vector);
             rotate(vector, angles, angles + half, half);
         };
         for (int64_t i = head * shared; i < (head + 1) * shared; i++) turn(row + i * dim, layer.q_norm);
-        b_.plans[size_t(layer.group)].take_queries(token, head, row + head * shared * dim);
+        plan(index).take_queries(token, head, row + head * shared * dim);
         turn(key, layer.k_norm);
         pages(index).write(s_.groups[layer.group].slots[token], head, key, key + m_.num_kv_heads * dim);
     }
@@ -297,7 +323,7 @@ private:
     const FolioStep& s_;
     Buffers& b_;
     int64_t qkv_width_, attended_width_;
-    std::vector<int64_t> cuts_;
+    bool keeps_queries_ = true;  // all plans: then nobody reads them again
 };
 
 }  // namespace

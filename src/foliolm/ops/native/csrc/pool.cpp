@@ -26,8 +26,7 @@ inline void pause_core() {
 #endif
 }
 
-// Until `value` differs from `old`.
-void wait_for_change(std::atomic<uint32_t>& value, uint32_t old, int spins, int yields = YIELDS) {
+void wait_in_turns(const std::atomic<uint32_t>& value, uint32_t old, int spins, int yields) {
     for (int i = 0; i < spins; i++) {
         if (value.load(std::memory_order_acquire) != old) return;
         pause_core();
@@ -57,7 +56,7 @@ public:
         epoch_.fetch_add(1, std::memory_order_release);
         epoch_.notify_all();
         work(team, 0);
-        for (uint32_t left; (left = left_.load(std::memory_order_acquire)) != 0;) wait_for_change(left_, left, SPINS);
+        for (uint32_t left; (left = left_.load(std::memory_order_acquire)) != 0;) wait_for_change(left_, left);
     }
 
 private:
@@ -74,7 +73,7 @@ private:
 
     void serve(int thread, uint32_t seen) {
         for (;;) {
-            wait_for_change(epoch_, seen, IDLE_SPINS, IDLE_YIELDS);
+            wait_in_turns(epoch_, seen, IDLE_SPINS, IDLE_YIELDS);
             seen = epoch_.load(std::memory_order_acquire);
             if (stopping_.load(std::memory_order_relaxed)) return;
             (*work_)(*team_, thread);
@@ -111,10 +110,12 @@ void Team::barrier(Lines* coming) {
         return;
     }
     while (coming && coming->left() && round_.load(std::memory_order_acquire) == round) coming->fetch();
-    wait_for_change(round_, round, SPINS);
+    wait_for_change(round_, round);
 }
 
 void run_team(int threads, const std::function<void(Team&, int)>& work) { pool().run(threads, work); }
+
+void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) { wait_in_turns(value, old, SPINS, YIELDS); }
 
 std::mutex& call_mutex() {
     static std::mutex the_mutex;

@@ -58,6 +58,9 @@ private:
 // Runs `work(team, thread)` on `threads` threads, the caller's among them. One call at a time; others wait.
 void run_team(int threads, const std::function<void(Team&, int)>& work);
 
+// Until `value` differs from `old`: on the core at first, then offering it to others, then asleep.
+void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old);
+
 // Held by a caller of run_team while it uses the scratch memory that calls share.
 std::mutex& call_mutex();
 
