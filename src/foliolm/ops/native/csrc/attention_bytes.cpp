@@ -149,8 +149,8 @@ void soften(float* scores, Count count, const int64_t* hidden, const int64_t* se
     vstore_some(rows.sum + first, vadd(vmul(vload_some(rows.sum + first, R), fewer), vsums<R>(sums)), R);
     // Where all values are next to nothing, the inverse would overflow.
     vf largest = vtops<R>(most), tiny = vset(1e-30f);
-    vstore(inverse, vwhere_ge(largest, tiny, vdiv(vset(127.0f), largest)));
-    vstore(scales, vwhere_ge(largest, tiny, vdiv(largest, vset(127.0f))));
+    vstore(inverse, vwhere_ge(largest, tiny, vdiv(vset(WEIGHT_TOP), largest)));
+    vstore(scales, vwhere_ge(largest, tiny, vdiv(largest, vset(WEIGHT_TOP))));
     for (int r = 0; r < R; r++) {
         vf times = vset(inverse[r]);
         FOLIO_UNROLL

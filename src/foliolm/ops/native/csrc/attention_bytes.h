@@ -26,6 +26,14 @@ constexpr int BYTE_ROWS = 4;
 #endif
 static_assert(BYTE_ROWS <= LANES);
 
+// The largest query and weight in bytes: all 8 bits where products of bytes are summed without overflow, else 7 of them, of
+// which a sum of two products fits in 16 bits.
+#if defined(FOLIO_AVX512)
+constexpr float QUERY_TOP = 127.0f, WEIGHT_TOP = 255.0f;
+#else
+constexpr float QUERY_TOP = 63.0f, WEIGHT_TOP = 127.0f;
+#endif
+
 // Heads that few rows meet together at most (see meet_unit).
 constexpr int64_t BYTE_HEADS = 4;
 

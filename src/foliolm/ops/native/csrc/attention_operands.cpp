@@ -57,10 +57,10 @@ inline void take_scales(const int8_t* from, int64_t there, float* to) {
 
 // A query to bytes; returns its scale, never 0, and where its scores start.
 float query_bytes(const float* q, int64_t dim, int8_t* to, int32_t& start) {
-    vf tops = vzero(), most = vset(63.0f), sums = vzero();
+    vf tops = vzero(), most = vset(QUERY_TOP), sums = vzero();
     for (int64_t i = 0; i < dim; i += LANES) tops = vmax(tops, vabs(vload(q + i)));
     float top = std::max(vtop(tops), 1e-30f);
-    vf inverse = vset(63.0f / top);
+    vf inverse = vset(QUERY_TOP / top);
     for (int64_t i = 0; i < dim; i += LANES) {
         // Within bounds even where a query is not finite.
         vf whole = vmax(vmin(vround(vmul(vload(q + i), inverse)), most), vsub(vzero(), most));
@@ -68,7 +68,7 @@ float query_bytes(const float* q, int64_t dim, int8_t* to, int32_t& start) {
         vstore_s8(to + i, whole);
     }
     start = -128 * int32_t(vsum(sums));
-    return top / 63.0f;
+    return top / QUERY_TOP;
 }
 
 }  // namespace
