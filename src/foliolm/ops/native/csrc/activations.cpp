@@ -1,6 +1,7 @@
 #include "activations.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -184,15 +185,17 @@ float Activations::set_wide(int64_t row, int64_t wide, const float* x, float top
 // What stands out among WIDE values, of a row's columns from `column` on, leaves 0 there; returns the largest of the others.
 float Activations::set_apart(int64_t row, int64_t column, float* x, float limit) {
     uint32_t& count = outliers.count[size_t(row)];
-    float top = 0;
-    for (int i = 0; i < WIDE; i++) {
-        if (std::fabs(x[i]) > limit && count < outliers.most) {
+    vf tops = vzero();
+    for (int i = 0; i < WIDE; i += LANES) {
+        for (unsigned above = vabove(vabs(vload(x + i)), vset(limit)); above && count < outliers.most; above &= above - 1) {
             int64_t at = row * outliers.most + count++;
-            outliers.column[size_t(at)] = uint32_t(column + i), outliers.value[size_t(at)] = x[i];
-            x[i] = 0;
+            int lane = i + std::countr_zero(above);
+            outliers.column[size_t(at)] = uint32_t(column + lane), outliers.value[size_t(at)] = x[lane];
+            x[lane] = 0;
         }
-        top = std::max(top, std::fabs(x[i]));
+        tops = vmax(tops, vabs(vload(x + i)));
     }
+    float top = vtop(tops);
     return top < 1e-30f ? 0 : top;
 }
 

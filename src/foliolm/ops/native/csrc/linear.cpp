@@ -60,6 +60,8 @@ public:
           lora_(lora), total_(total_panels(linear, into)) {}
 
     void run(Team& team, int thread) {
+        octets_ = in_octets(linear_, rows_);
+        if (octets_) outliers().make(x_, rows_, OCTET_TILE);
         int64_t own = rows_ <= WAITING_ROWS ? own_panels(total_, team.size()) : 0, given = own * team.size(), begin, end;
         if (own) panels_between(own * thread, own * (thread + 1));
         // Weights come from memory once: with few rows a thread takes runs of panels, with many it goes through all rows
@@ -69,6 +71,11 @@ public:
     }
 
 private:
+    static TileOutliers& outliers() {
+        thread_local TileOutliers own;
+        return own;
+    }
+
     // A panel of outputs.
     struct Unit {
         const FolioWeight* weight;
@@ -86,7 +93,7 @@ private:
     }
 
     void panels_between(int64_t begin, int64_t end) {
-        if (in_octets(linear_, rows_)) return octets_between(begin, end);
+        if (octets_) return octets_between(begin, end);
         thread_local std::vector<uint8_t> memory[2];
         alignas(64) float own[ROWS * PANEL], up[ROWS * PANEL];
         for (int64_t block = 0; block < rows_; block += BLOCK)
@@ -108,6 +115,7 @@ private:
     // The same with bytes, which are made for all rows of a block: of two panels at a time, or of the gate's and the other.
     void octets_between(int64_t begin, int64_t end) {
         thread_local Aligned<uint8_t> memory[OCTET_PANELS];
+        thread_local Aligned<float> columns[OCTET_PANELS];
         alignas(64) float sums[OCTET_PANELS][OCTET_TILE * PANEL];
         int64_t step = gated_ ? 1 : OCTET_PANELS;
         for (int64_t block = 0; block < rows_; block += BLOCK)
@@ -118,10 +126,13 @@ private:
                     second.weight = &linear_.parts[1];
                 else if (panels == 2)
                     second = unit_at(at + 1);
-                make_octets(*first.weight, first.panel, memory[0]);
-                if (panels == 2) make_octets(*second.weight, second.panel, memory[1]);
-                const OctetPanel pair[OCTET_PANELS] = {{first.weight, first.panel, memory[0].data(), sums[0]},
-                                                       {second.weight, second.panel, memory[1].data(), sums[1]}};
+                OctetPanel pair[OCTET_PANELS];
+                for (int64_t i = 0; i < panels; i++) {
+                    const Unit& unit = i ? second : first;
+                    make_octets(*unit.weight, unit.panel, memory[i]);
+                    outliers().columns_of(*unit.weight, unit.panel, columns[i]);
+                    pair[i] = {memory[i].data(), columns[i].data(), sums[i]};
+                }
                 Lines next;  // weights, which come while these are multiplied
                 for (const Unit* unit : {&first, &second})
                     next.add(panel_data(*unit->weight, unit->panel + step), packed_bytes(unit->weight->format, PANEL, x_.k));
@@ -133,7 +144,7 @@ private:
                         float* to = y_ + (row + r) * ldy_;
                         __builtin_prefetch(to + first.column, 1), __builtin_prefetch(to + second.column, 1);
                     }
-                    multiply_octets(pair, panels, x_, row, here);
+                    multiply_octets(pair, panels, x_, outliers(), row, here);
                     finish(first, row, here, sums[0], sums[1]);
                     if (!gated_ && panels == 2) finish(second, row, here, sums[1], nullptr);
                 }
@@ -182,6 +193,7 @@ private:
     bool gated_, add_;
     LoraAddition lora_;
     int64_t total_;
+    bool octets_ = false;
 };
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include "blocks.h"
 #include "linear.h"
 #include "nibbles.h"
-#include "outliers.h"
 #include "tile.h"
 #include "tiles.h"
 
@@ -42,7 +41,8 @@ template <int R, int P>
 }
 
 template <int R, int P>
-[[gnu::noinline]] void multiply(const Activations& all, int64_t first, const OctetPanel* panels) {
+[[gnu::noinline]] void multiply(const Activations& all, const TileOutliers::Tile& outliers, int64_t first,
+                                const OctetPanel* panels) {
     int64_t tile = first / ROWS * ROWS, half = first % ROWS;
     Rows<ROWS> x(all, tile);
     x.x += half * SIDE, x.scale += half;
@@ -55,6 +55,13 @@ template <int R, int P>
     for (int r = 0; r < R; r++)
         FOLIO_UNROLL
         for (int p = 0; p < P; p++) acc[r][p] = vzero();
+    for (int64_t i = 0; i < outliers.count; i++)
+        FOLIO_UNROLL
+        for (int p = 0; p < P; p++) {
+            vf column = vload(panels[p].columns + outliers.columns[i] * PANEL);
+            FOLIO_UNROLL
+            for (int r = 0; r < R; r++) acc[r][p] = vfma(vset(outliers.values[i * OCTET_TILE + r]), column, acc[r][p]);
+        }
     for (int64_t b = 0; b < all.groups; x.skip_scale(), offset += ROWS) {
         Sums<R, P> sums;
         FOLIO_UNROLL
@@ -82,8 +89,9 @@ template <int R, int P>
 }
 
 template <int P>
-void multiply_panels(const OctetPanel* panels, const Activations& x, int64_t first, int64_t rows) {
-    with_rows<int(OCTET_TILE)>(rows, [&]<int R>() { multiply<R, P>(x, first, panels); });
+void multiply_panels(const OctetPanel* panels, const Activations& x, const TileOutliers& outliers, int64_t first,
+                     int64_t rows) {
+    with_rows<int(OCTET_TILE)>(rows, [&]<int R>() { multiply<R, P>(x, outliers.of(first), first, panels); });
 }
 
 template <bool MINIMA>
@@ -126,16 +134,16 @@ void make_octets(const FolioWeight& weight, int64_t panel, Aligned<uint8_t>& oct
     (weight.format == FOLIO_Q4_0 ? make<false> : make<true>)(panel_data(weight, panel), groups, octets.data());
 }
 
-void multiply_octets(const OctetPanel* panels, int64_t count, const Activations& x, int64_t first, int64_t rows) {
-    (count == 1 ? multiply_panels<1> : multiply_panels<2>)(panels, x, first, rows);
-    for (int64_t i = 0; i < count; i++) add_outliers(*panels[i].weight, panels[i].panel, x, first, rows, panels[i].out);
+void multiply_octets(const OctetPanel* panels, int64_t count, const Activations& x, const TileOutliers& outliers,
+                     int64_t first, int64_t rows) {
+    (count == 1 ? multiply_panels<1> : multiply_panels<2>)(panels, x, outliers, first, rows);
 }
 
 #else  // no products of four bytes that sum without overflow in between
 
 bool in_octets(const FolioLinear&, int64_t) { return false; }
 void make_octets(const FolioWeight&, int64_t, Aligned<uint8_t>&) {}
-void multiply_octets(const OctetPanel*, int64_t, const Activations&, int64_t, int64_t) {}
+void multiply_octets(const OctetPanel*, int64_t, const Activations&, const TileOutliers&, int64_t, int64_t) {}
 
 #endif
 

@@ -6,6 +6,7 @@
 #include "abi.h"
 #include "activations.h"
 #include "aligned.h"
+#include "outliers.h"
 
 namespace folio {
 
@@ -21,15 +22,15 @@ bool in_octets(const FolioLinear& linear, int64_t rows);
 // A panel's bytes: w = scale · (byte − 128), rounded: 1/254 of the WIDE weights' largest at most is lost.
 void make_octets(const FolioWeight& weight, int64_t panel, Aligned<uint8_t>& octets);
 
-// A panel, its bytes, and where its sums go [rows][PANEL].
+// A panel's bytes, its columns where something stands out, and where its sums go [rows][PANEL].
 struct OctetPanel {
-    const FolioWeight* weight;
-    int64_t panel;
     const uint8_t* octets;
+    const float* columns;
     float* out;
 };
 
 // Rows `first … first + rows` of x, of a tile's first or second half, times some panels.
-void multiply_octets(const OctetPanel* panels, int64_t count, const Activations& x, int64_t first, int64_t rows);
+void multiply_octets(const OctetPanel* panels, int64_t count, const Activations& x, const TileOutliers& outliers,
+                     int64_t first, int64_t rows);
 
 }  // namespace folio

@@ -1,5 +1,7 @@
 #include "outliers.h"
 
+#include <algorithm>
+
 #include "blocks.h"
 #include "tiles.h"
 
@@ -18,7 +20,7 @@ struct NibbleColumn {
 };
 
 #if defined(FOLIO_AVX512)
-// The same of 8-bit weights, which elsewhere meet no activations in 8 bits.
+// Column `c` of a block of 8-bit weights, which elsewhere meet no activations in 8 bits.
 struct ByteColumn {
     static constexpr int64_t SIZE = 2 * PANEL + GROUP * PANEL;
     static vf get(const uint8_t* block, uint32_t c, int) {
@@ -52,6 +54,40 @@ void add_outliers(const FolioWeight& weight, int64_t panel, const Activations& x
 #endif
     for (int64_t row = first; row < first + rows; row++, out += PANEL)
         if (x.outliers.count[size_t(row)]) product(x.outliers, row, w, out);
+}
+
+void TileOutliers::make(const Activations& x, int64_t rows, int64_t tile) {
+    tile_ = tile;
+    ends_.assign(1, 0), places_.clear(), values_.clear(), columns_.clear();
+    place_of_.assign(size_t(x.k), -1);
+    for (int64_t first = 0; first < rows; first += tile) {
+        for (int64_t row = first; row < std::min(first + tile, rows); row++)
+            for (uint32_t i = 0; i < x.outliers.count[size_t(row)]; i++) {
+                size_t from = size_t(row * x.outliers.most + i);
+                int32_t& place = place_of_[x.outliers.column[from]];
+                if (place < 0) place = int32_t(columns_.size()), columns_.push_back(x.outliers.column[from]);
+                auto begin = places_.begin() + ends_.back(), at = std::find(begin, places_.end(), uint32_t(place));
+                size_t to = size_t(at - places_.begin()) * size_t(tile);
+                if (at == places_.end()) places_.push_back(uint32_t(place)), values_.resize(to + size_t(tile));
+                values_[to + size_t(row - first)] = x.outliers.value[from];
+            }
+        ends_.push_back(int64_t(places_.size()));
+    }
+}
+
+void TileOutliers::columns_of(const FolioWeight& weight, int64_t panel, Aligned<float>& weights) const {
+    if (weights.size() < columns_.size() * PANEL) weights.resize(columns_.size() * PANEL);
+    const uint8_t* w = panel_data(weight, panel);
+    float* to = weights.data();
+    auto take = [&]<class Column>(Column) {
+        for (uint32_t column : columns_)
+            for (int v = 0; v < NV; v++, to += LANES)
+                vstore(to, Column::get(w + column / GROUP * Column::SIZE, column % GROUP, v));
+    };
+    if (weight.format == FOLIO_Q4_0)
+        take(NibbleColumn<false>());
+    else
+        take(NibbleColumn<true>());
 }
 
 }  // namespace folio

@@ -40,6 +40,8 @@ inline float vtop(vf a) {
 }
 // `x` where a >= b, else 0.
 inline vf vwhere_ge(vf a, vf b, vf x) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ), x); }
+// A bit for each lane where a > b.
+inline unsigned vabove(vf a, vf b) { return unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ))); }
 // Lanes `from … to`; the others are −∞.
 inline vf vbetween(vf a, int from, int to) {
     __m256 within = _mm256_castsi256_ps(_mm256_andnot_si256(vfirst(from), vfirst(to)));

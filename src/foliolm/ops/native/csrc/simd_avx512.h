@@ -42,6 +42,8 @@ inline void vsum_halves(vf a, vf b, float* out) {
 inline float vtop(vf a) { return _mm512_reduce_max_ps(a); }
 // `x` where a >= b, else 0.
 inline vf vwhere_ge(vf a, vf b, vf x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), x); }
+// A bit for each lane where a > b.
+inline unsigned vabove(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 // Lanes `from … to`; the others are −∞.
 inline vf vbetween(vf a, int from, int to) {
     auto first = [](int count) { return (1u << (count < 0 ? 0 : count < LANES ? count : LANES)) - 1; };

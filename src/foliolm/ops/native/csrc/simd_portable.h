@@ -49,6 +49,11 @@ inline float vsum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 inline void vsum4(vf a, vf b, vf c, vf d, float* out) { out[0] = vsum(a), out[1] = vsum(b), out[2] = vsum(c), out[3] = vsum(d); }
 inline float vtop(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
 inline vf vwhere_ge(vf a, vf b, vf x) { return a >= b ? x : vzero(); }
+inline unsigned vabove(vf a, vf b) {
+    unsigned bits = 0;
+    for (int i = 0; i < LANES; i++) bits |= unsigned(a[i] > b[i]) << i;
+    return bits;
+}
 inline vf vbetween(vf a, int from, int to) {
     for (int i = 0; i < LANES; i++)
         if (i < from || i >= to) a[i] = -INFINITY;
