@@ -159,8 +159,10 @@ def test_an_abort_ends_whatever_bears_the_name(server):
             json={"prompt": "c", "max_tokens": 150},
             headers={"x-request-id": "from-header"},
         )
-        server.until("num_requests_running", 1)
-        server.http.post("/abort_requests", json={"request_ids": ["from-header"]})
+        # Not before it has arrived: until then there is nobody of that name, and gauges may still show the one before.
+        deadline = time.monotonic() + 30
+        while server.http.post("/abort_requests", json={"request_ids": ["from-header"]}).json() != {"aborted": ["from-header"]}:
+            assert time.monotonic() < deadline, "it never came"
         answer = whole.result(30)
     assert answer.headers["x-request-id"] == "from-header"
     assert answer.json()["choices"][0]["finish_reason"] == "abort"

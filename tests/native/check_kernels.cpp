@@ -1,6 +1,7 @@
 // The kernels on small random inputs, to be run under AddressSanitizer and UBSan: every buffer is exactly as large as the
 // interface says, so that a read or write beyond it is found. Results are compared with plain loops in double.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include "draw.h"
 #include "linear.h"
 #include "lora.h"
+#include "lots.h"
 #include "octets.h"
 #include "rotation.h"
 #include "tiles.h"
@@ -249,25 +251,50 @@ static void check_lora(int64_t format, int64_t stored, int64_t n, int64_t k, int
     expect(worst / top < 1e-5, "lora", worst / top);
 }
 
-// What a step's attention gives, of its `outputs` only if there are any, and the pieces that it was handed out in.
+// Where a step's tokens write, and the step's only group.
+struct Written {
+    std::vector<int64_t> slots;
+    FolioGroup group;
+
+    Written(const std::vector<int32_t>& table, int64_t width, int64_t window, int64_t p, const std::vector<int32_t>& starts,
+            const std::vector<int32_t>& used) {
+        for (size_t r = 0; r < used.size(); r++)
+            for (int64_t at = used[r] - (starts[r + 1] - starts[r]); at < used[r]; at++)
+                slots.push_back(table[r * size_t(width) + size_t(at / p)] * p + at % p);
+        group = {table.data(), width, slots.data(), window};
+    }
+};
+
+// What a step's attention gives, of its `outputs` only if there are any, and the pieces that it was handed out in. In so many
+// lots, or handed out to all.
 static std::vector<float> attend(const Pages& pages, const std::vector<int32_t>& table, int64_t width, int64_t window,
                                  const std::vector<int32_t>& starts, const std::vector<int32_t>& used, int64_t heads,
                                  const std::vector<float>& q, int threads, int64_t& items,
-                                 const std::vector<int64_t>& outputs = {}) {
-    FolioGroup group{table.data(), width, nullptr, window};
+                                 const std::vector<int64_t>& outputs = {}, int64_t lot_count = 0) {
+    Written written(table, width, window, pages.block_size, starts, used);
+    const FolioGroup& group = written.group;
     FolioStep step{};
     step.num_tokens = starts.back(), step.num_rows = int64_t(used.size()), step.starts = starts.data(), step.used = used.data();
     step.block_size = pages.block_size, step.kv_format = pages.format, step.threads = threads, step.groups = &group;
     step.outputs = outputs.data(), step.num_outputs = int64_t(outputs.size());
+    Lots lots;
+    if (lot_count) lots.make(step, 1, lot_count, 3);
     AttentionPlan plan;
-    plan.make(step, group, heads, pages.kv_heads, pages.head_dim, Lots());
+    plan.make(step, group, heads, pages.kv_heads, pages.head_dim, lots);
     items = plan.num_items();
     std::vector<float> out(q.size()), taken = q;
     int64_t shared = heads / pages.kv_heads, size = shared * pages.head_dim;
     for (int64_t i = 0; i < step.num_tokens * pages.kv_heads; i++)
         plan.take_queries(i / pages.kv_heads, i % pages.kv_heads, taken.data() + i * size);
     run_team(threads, [&](Team& team, int thread) {
-        plan.run(team, thread, pages, q.data(), heads * pages.head_dim, out.data(), nullptr, !outputs.empty());
+        int64_t ldq = heads * pages.head_dim, lot, end;
+        if (!lot_count) return plan.run(team, thread, pages, q.data(), ldq, out.data(), nullptr, !outputs.empty());
+        while (team.take(lots.count(), 1, lot, end)) {
+            int64_t first = lots.begin(lot);
+            std::vector<float> own(size_t((lots.end(lot) - first) * ldq));
+            plan.run_lot(thread, lot, pages, q.data(), ldq, {own.data(), first}, !outputs.empty());
+            std::copy(own.begin(), own.end(), out.data() + first * ldq);
+        }
     });
     return out;
 }
@@ -311,6 +338,21 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
     for (int64_t token : outputs) other += !std::equal(from(some, token), from(some, token + 1), from(out, token));
     other += std::count_if(from(some, without), from(some, without + 1), [](float x) { return x != 0; });
     expect(other == 0, "attention of outputs", double(other));
+
+    // In lots the same, in bytes by every bit; floats of a single query are summed in another order, and where keys are seen
+    // from some on only, sums may begin elsewhere.
+    bool in_bytes = format == FOLIO_KV_I8 && has_byte_panels(dim);
+    for (int64_t lots : {1, 5, 40}) {
+        auto lot_by_lot = attend(pages, table, width, window, starts, lengths, heads, q, threads, items, {}, lots);
+        auto of_outputs = attend(pages, table, width, window, starts, lengths, heads, q, threads, items, outputs, lots);
+        float apart = 0;
+        for (size_t i = 0; i < out.size(); i++) apart = std::max(apart, std::fabs(out[i] - lot_by_lot[i]));
+        expect(apart <= (!in_bytes ? 1e-5f : window ? 0.05f : 0), "attention in lots", double(apart));
+        int64_t unlike = 0;
+        for (int64_t token : outputs)
+            unlike += !std::equal(from(of_outputs, token), from(of_outputs, token + 1), from(lot_by_lot, token));
+        expect(unlike == 0, "attention of outputs in lots", double(unlike));
+    }
 
     // What is stored, turned back where it is in bytes: [slots, kv_heads, dim].
     auto read_all = [&](const std::vector<uint8_t>& pool, bool are_keys) {
@@ -361,10 +403,9 @@ static void check_attention(int64_t format, int64_t heads, int64_t kv_heads, int
                     worst = std::max(worst, error), all += error;
                 }
             }
-    // Queries and weights have 7 bits where whole numbers are multiplied.
-    bool rounded = format == FOLIO_KV_I8 && has_byte_panels(dim);
-    expect(worst < (rounded ? 0.1 : 1e-4), "attention", worst);
-    expect(all / double(out.size()) < (rounded ? 0.01 : 1e-5), "attention on average", all / double(out.size()));
+    // Queries and weights have 7 or 8 bits where whole numbers are multiplied.
+    expect(worst < (in_bytes ? 0.1 : 1e-4), "attention", worst);
+    expect(all / double(out.size()) < (in_bytes ? 0.01 : 1e-5), "attention on average", all / double(out.size()));
 }
 
 // Rows that share blocks read them together; nobody's result may differ by a bit from what it is with copies of its own.
@@ -403,10 +444,63 @@ static void check_shared(int64_t format, int64_t p, int64_t window, int64_t rows
     };
     int64_t together, apart;
     expect(run(table, together) == run(copies, apart), "shared blocks", 0);
+    int64_t in_lots;
+    auto lot_by_lot = attend(pages, table, width, window, starts, used, heads, q, threads, in_lots, {}, 2);
+    expect(lot_by_lot == run(copies, apart), "shared blocks in lots", 0);
     expect((together < apart) == shares, "items of shared blocks", double(together));
 }
 
+// Passes of lots in threads' order: nobody begins one before all that its tokens see went through the pass before, even
+// where a row behind fills blocks that one before it reads.
+static void check_lots(int threads, int64_t count) {
+    const int64_t p = 4, width = 30, passes = 40;
+    std::vector<int32_t> starts{0, 30, 31, 71, 111}, used{30, 50, 60, 60}, table(size_t(4 * width));
+    for (size_t i = 0; i < table.size(); i++) table[i] = int32_t(i + 1);
+    // Rows 1 and 2 see 20 tokens before their own: row 1 what row 3 fills, row 2 what row 0 does.
+    for (int64_t i = 0; i < 5; i++) {
+        table[size_t(width + i)] = table[size_t(3 * width + 5 + i)];
+        table[size_t(2 * width + i)] = table[size_t(i)];
+    }
+    Written written(table, width, 0, p, starts, used);
+    FolioStep step{};
+    step.num_tokens = starts.back(), step.num_rows = 4, step.starts = starts.data(), step.used = used.data();
+    step.block_size = p, step.groups = &written.group;
+    Lots lots;
+    for (int round = 0; round < 2; round++) {  // memory is taken again
+        lots.make(step, 1, count, 3);
+        bool whole = lots.begin(0) == 0 && lots.end(lots.count() - 1) == step.num_tokens && lots.count() <= count;
+        for (int64_t lot = 0; lot < lots.count(); lot++)
+            for (int64_t token = lots.begin(lot); token < lots.end(lot); token++) whole = whole && lots.of(token) == lot;
+        expect(whole, "cuts of lots", double(count));
+        std::vector<std::atomic<int64_t>> done(static_cast<size_t>(lots.count()));
+        std::atomic<int64_t> early{0};
+        auto needs = [&](int64_t lot, int64_t token) {  // a token that tokens of a lot see
+            for (int64_t own = lots.begin(lot); own < lots.end(lot); own++) {
+                bool of_row_0 = own >= 31 && own < 71 && token < 20, of_row_3 = own == 30 && token >= 71 && token < 91;
+                auto row = [&](int64_t t) { return std::upper_bound(starts.begin(), starts.end(), int32_t(t)); };
+                if (of_row_0 || of_row_3 || (row(own) == row(token) && token <= own)) return true;
+            }
+            return false;
+        };
+        run_team(threads, [&](Team& team, int) {
+            int64_t at, end;
+            while (team.take(lots.count() * passes, 1, at, end)) {
+                int64_t lot = at % lots.count(), pass = at / lots.count();
+                lots.wait(lot, uint32_t(pass));
+                for (int64_t token = 0; token < step.num_tokens; token++)
+                    if (needs(lot, token) && done[size_t(lots.of(token))] < pass) early++;
+                for (int64_t turn = (lot * 7 + pass * 3) % 11 * 1000; turn > 0; turn--) asm volatile("");
+                done[size_t(lot)]++;
+                lots.end_pass(lot);
+            }
+        });
+        expect(early == 0, "passes that began early", double(early));
+    }
+}
+
 int main() {
+    for (int threads : {1, 2, 5})
+        for (int64_t count : {1, 3, 8, 50}) check_lots(threads, count);
     for (int threads : {1, 2, 3})
         for (int64_t format = 0; format < FOLIO_FORMATS; format++)
             for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {17, 33}, {48, 80}, {9, 127}, {130, 256}})

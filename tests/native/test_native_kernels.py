@@ -388,11 +388,14 @@ def test_logprobs_are_pytorchs_for_every_shape(target, kind, config):
 
 
 @pytest.mark.parametrize("kv", [torch.float32, torch.int8])
-@pytest.mark.parametrize("target", ["native", "portable"])
-def test_many_rows_are_what_they_are_in_small_steps(target, kv):
-    """In a step of hundreds of tokens each thread takes rows alone; in small ones all share each product."""
-    sizes = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = ours_on(target, reference("llama", **sizes), "llama")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("target", "kind"), [("native", "llama"), ("native", "mistral"), ("portable", "llama")])
+def test_many_rows_are_what_they_are_in_small_steps(target, kind, threads, kv, monkeypatch):
+    """In a step of hundreds of tokens each thread takes lots of them alone; in small ones all share each product."""
+    sizes = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
+    windows = {"sliding_window": 50} if kind == "mistral" else {}
+    model = ours_on(target, reference(kind, **sizes, **windows), kind, **windows)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     model.kv_dtype = kv
     model.deterministic = True
     prompts = [[(7 * i * i + 11 * n) % 160 for i in range(n)] for n in (390, 3, 200)]

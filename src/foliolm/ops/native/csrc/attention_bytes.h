@@ -1,8 +1,8 @@
 // Attention over 8-bit keys and values in whole numbers: a few times fewer instructions than over floats made of them.
 //
-// Products are of a byte without a sign and one with a sign, a pair of which fits in 16 bits. Queries are rounded to 7 bits,
-// ±63, with a scale a row, and meet keys that are made unsigned on the way, 128 more: what that adds is one number a row.
-// The softmax's weights are rounded to 0 … 127, with a scale a row and unit of keys, the values' scales among them.
+// Products are of a byte without a sign and one with a sign. Queries are rounded to ±QUERY_TOP, with a scale a row, and meet
+// keys that are made unsigned on the way, 128 more: what that adds is one number a row. The softmax's weights are rounded to
+// 0 … WEIGHT_TOP, with a scale a row and unit of keys, the values' scales among them.
 #pragma once
 
 #include <algorithm>

@@ -31,13 +31,14 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
         if (count == 1 && !step.deterministic) {
             int64_t low = lowest(0), length = step.used[row] - low;
             int64_t splits = (length + SPLIT - 1) / SPLIT;
+            int32_t lot = int32_t(lot_of(0));
             for (int64_t head = 0; head < kv_heads; head += together) {
                 int64_t first_part = splits > 1 ? parts : -1;
                 for (int64_t h = head; h < head + together && splits > 1; h++, parts += splits)
-                    merges_.push_back({step.starts[row], int32_t(h), int32_t(parts), int32_t(splits), int32_t(lot_of(0))});
+                    merges_.push_back({step.starts[row], int32_t(h), int32_t(parts), int32_t(splits), lot});
                 for (int64_t i = 0; i < splits; i++)
                     add_single({int32_t(row), int32_t(head), int32_t(together), 0, 1, int32_t(low + i * SPLIT),
-                                int32_t(std::min(low + (i + 1) * SPLIT, step.used[row] + int64_t(0))), int32_t(lot_of(0)), -1, 0},
+                                int32_t(std::min(low + (i + 1) * SPLIT, step.used[row] + int64_t(0))), lot, -1, 0},
                                {step.starts[row], -1, splits > 1 ? int32_t(first_part + i) : -1, int32_t(splits)});
             }
             continue;

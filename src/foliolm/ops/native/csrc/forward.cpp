@@ -91,10 +91,9 @@ public:
             run_lots(team, thread);
         else
             run_together(team, thread);
-        int64_t last = stages() - LORA_LINEARS + 1;
-        for (int64_t index = last; index < stages(); index++) multiply(team, thread, index);
+        for (int64_t index = stages() - LORA_LINEARS + 1; index < stages(); index++) multiply(team, thread, index);
         int64_t rows = s_.num_outputs, begin, end;
-        const float* x = b_.x.data() + s_.num_tokens * m_.hidden;
+        const float* x = output_x();
         while (team.take(rows, 1, begin, end))
             rms_norm(x + begin * m_.hidden, m_.norm, m_.hidden, m_.eps, s_.hidden + begin * m_.hidden);
         team.barrier();
@@ -109,7 +108,7 @@ private:
         return std::min(std::max(needed, 2 * s_.threads - 1), std::max<int64_t>(1, n / LEAST));
     }
 
-    // All layers up to the last one's attention, shared product by product.
+    // Up to the last layer's attention, shared product by product.
     void run_together(Team& team, int thread) {
         int64_t begin, end;
         while (team.take(s_.num_tokens, 8, begin, end))
@@ -185,6 +184,7 @@ private:
     int64_t stages() const { return m_.num_layers * LORA_LINEARS; }
     // After the last layer's attention only tokens whose hidden states are wanted matter: they lie behind the others.
     bool of_outputs(int64_t index) const { return index > stages() - LORA_LINEARS; }
+
     Stage stage(int64_t index) const {
         const FolioLayer& layer = m_.layers[index / LORA_LINEARS];
         bool outputs = of_outputs(index);

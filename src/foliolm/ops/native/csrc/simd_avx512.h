@@ -84,7 +84,7 @@ inline void vstore_s16(int16_t* p, vf a) {  // whole numbers within range
 inline void vstore_s8(int8_t* p, vf a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
-// Products from 0 to 127, to nearest: what is added leaves a float's lowest bits as the whole number.
+// Products from 0 to 255, to nearest: what is added leaves a float's lowest bits as the whole number.
 inline void vproduct_u8(int8_t* p, vf a, vf b) {
     __m512i whole = _mm512_castps_si512(_mm512_fmadd_ps(a, b, _mm512_set1_ps(12582912.0f)));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(whole));
