@@ -64,9 +64,11 @@ public:
         if (octets_) outliers().make(x_, rows_, OCTET_TILE);
         int64_t own = rows_ <= WAITING_ROWS ? own_panels(total_, team.size()) : 0, given = own * team.size(), begin, end;
         if (own) panels_between(own * thread, own * (thread + 1));
-        // Weights come from memory once: with few rows a thread takes runs of panels, with many it goes through all rows
-        // a few panels at a time, so that both stay in its cache.
-        int64_t chunk = rows_ <= 16 ? std::max<int64_t>(1, total_ / (team.size() * 6)) : 2;
+        // Weights come from memory once. A thread takes long runs of panels, of which it asks for the next while it
+        // multiplies one: what is asked for at a run's end another thread reads. With many rows it goes through all of them a
+        // few panels at a time, so that both stay in its cache.
+        int64_t step = octets_ ? OCTET_PANELS : 1, runs = octets_ ? 3 : 2, chunk = 2;
+        if (rows_ <= BLOCK) chunk = std::max<int64_t>(1, total_ / (team.size() * runs) / step) * step;
         while (team.take(total_ - given, chunk, begin, end)) panels_between(begin + given, end + given);
     }
 
