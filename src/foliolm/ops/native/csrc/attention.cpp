@@ -65,7 +65,30 @@ void AttentionPlan::begin_item(const Item& item, Scratch& s) const {
     std::fill_n(s.out.begin(), rows * padded_, 0.0f);
 }
 
-// A finished item's results, or a split's for the merge.
+// A part of a row's and head's results is there: those of all parts, if it was the last.
+void AttentionPlan::merge_if_last(int64_t index, Attended out) {
+    const Merge& merge = merges_[size_t(index)];
+    std::atomic<int32_t>& missing = missing_[size_t(index)];
+    if (missing.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    missing.store(merge.parts, std::memory_order_relaxed);  // of the next layer
+    bool in_twos = in_bytes();
+    for (int64_t r = 0; r < shared_; r++) {
+        auto part = [&](int64_t i) { return partial_.data() + ((merge.part + i) * shared_ + r) * (padded_ + 2); };
+        float top = NOTHING, sum = 0;
+        for (int64_t i = 0; i < merge.parts; i++) top = std::max(top, part(i)[padded_]);
+        float* to = place(out, merge.token, merge.head * shared_ + r);
+        std::memset(to, 0, size_t(dim_) * 4);
+        for (int64_t i = 0; i < merge.parts; i++) {
+            float factor = in_twos ? std::exp2(part(i)[padded_] - top) : std::exp(part(i)[padded_] - top);
+            sum += factor * part(i)[padded_ + 1];
+            add(part(i), factor, dim_, to);
+        }
+        times(to, 1.0f / sum, dim_, to);
+        if (turned_) hadamard(to, dim_, to);
+    }
+}
+
+// A finished item's results, or parts of some.
 void AttentionPlan::end_item(const Item& item, Attended out, const Scratch& s) {
     int64_t token = step_->starts[item.row] + item.first, queries = rows_of(item) / shared_, r = 0;
     for (int64_t head = 0; head < item.heads; head++)
@@ -86,6 +109,8 @@ void AttentionPlan::end_item(const Item& item, Attended out, const Scratch& s) {
                 if (turned_) hadamard(to, dim_, to);
             }
         }
+    for (const Member* member : s.members)
+        for (int64_t head = 0; member->part >= 0 && head < item.heads; head++) merge_if_last(member->merge + head, out);
 }
 
 // An item's queries as tiles of bytes, and the last key that each sees.
@@ -152,25 +177,6 @@ void AttentionPlan::compute(const Item& item, const Item* next, const Pages& pag
         tile(item, pages, q, ldq, out, s);
 }
 
-// A split row's result of its parts.
-void AttentionPlan::merge(const Merge& merge, Attended out) const {
-    bool in_twos = in_bytes();
-    for (int64_t r = 0; r < shared_; r++) {
-        auto part = [&](int64_t i) { return partial_.data() + ((merge.part + i) * shared_ + r) * (padded_ + 2); };
-        float top = NOTHING, sum = 0;
-        for (int64_t i = 0; i < merge.parts; i++) top = std::max(top, part(i)[padded_]);
-        float* to = place(out, merge.token, merge.head * shared_ + r);
-        std::memset(to, 0, size_t(dim_) * 4);
-        for (int64_t i = 0; i < merge.parts; i++) {
-            float factor = in_twos ? std::exp2(part(i)[padded_] - top) : std::exp(part(i)[padded_] - top);
-            sum += factor * part(i)[padded_ + 1];
-            add(part(i), factor, dim_, to);
-        }
-        times(to, 1.0f / sum, dim_, to);
-        if (turned_) hadamard(to, dim_, to);
-    }
-}
-
 void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float* q, int64_t ldq, float* out, Lines* coming,
                         bool outputs) {
     Scratch& s = scratch_[size_t(thread)];
@@ -184,9 +190,6 @@ void AttentionPlan::run(Team& team, int thread, const Pages& pages, const float*
         compute(*item, next, pages, q, ldq, {out, 0}, s);
     }
     team.barrier(coming);
-    if (merges_.empty()) return;
-    while (team.take(int64_t(merges_.size()), 1, begin, end)) merge(merges_[size_t(begin)], {out, 0});
-    team.barrier(coming);
 }
 
 void AttentionPlan::run_lot(int thread, int64_t lot, const Pages& pages, const float* q, int64_t ldq, Attended out,
@@ -196,8 +199,6 @@ void AttentionPlan::run_lot(int thread, int64_t lot, const Pages& pages, const f
     auto item = std::lower_bound(items.begin(), items.end(), lot, earlier);
     for (auto stop = std::lower_bound(item, items.end(), lot + 1, earlier); item != stop; ++item)
         compute(*item, item + 1 != stop ? &*(item + 1) : nullptr, pages, q, ldq, out, scratch_[size_t(thread)]);
-    auto split = std::lower_bound(merges_.begin(), merges_.end(), lot, earlier);
-    for (; split != merges_.end() && split->lot == lot; ++split) merge(*split, out);
 }
 
 }  // namespace folio

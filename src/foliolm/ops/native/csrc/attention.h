@@ -1,7 +1,9 @@
 // Attention of a packed mixed batch over block tables.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -62,9 +64,11 @@ private:
     struct Member {
         int32_t token, next;
         int32_t part, splits;  // the first head's place among split results, or −1, and how far the next one's is
+        int32_t merge;         // of the first head's
     };
+    // A row's and head's results of its parts, to be made one by whoever makes the last of them.
     struct Merge {
-        int32_t token, head, part, parts, lot;
+        int32_t token, head, part, parts;
     };
     struct Scratch {
         std::vector<float> q, keys, values, scores, out, top, sum;
@@ -78,7 +82,7 @@ private:
     void single(const Item& item, const Pages& pages, const float* q, int64_t ldq, Attended out, Scratch& s);
     void tile(const Item& item, const Pages& pages, const float* q, int64_t ldq, Attended out, Scratch& s);
     void bytes(const Item& item, const Item* next, const Pages& pages, Attended out, Scratch& s);
-    void merge(const Merge& merge, Attended out) const;
+    void merge_if_last(int64_t index, Attended out);
     void gather_queries(const Item& item, Scratch& s) const;
     void gather(const Item& item, const Pages& pages, int64_t begin, Runs& runs) const;
     template <class K>
@@ -104,6 +108,8 @@ private:
     std::vector<Member> members_;
     std::unordered_multimap<int32_t, int32_t> by_block_;  // items of single queries by their first block
     std::vector<Merge> merges_;
+    std::unique_ptr<std::atomic<int32_t>[]> missing_;  // [merges] parts
+    int64_t room_ = 0;                                 // for so many merges
     ByteQueries queries_;
     std::vector<float> partial_;  // a split's results: [shared][padded + 2] each
     std::vector<Scratch> scratch_;

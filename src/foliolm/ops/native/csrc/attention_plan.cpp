@@ -33,13 +33,14 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
             int64_t splits = (length + SPLIT - 1) / SPLIT;
             int32_t lot = int32_t(lot_of(0));
             for (int64_t head = 0; head < kv_heads; head += together) {
-                int64_t first_part = splits > 1 ? parts : -1;
+                int64_t first_part = splits > 1 ? parts : -1, merge = int64_t(merges_.size());
                 for (int64_t h = head; h < head + together && splits > 1; h++, parts += splits)
-                    merges_.push_back({step.starts[row], int32_t(h), int32_t(parts), int32_t(splits), lot});
+                    merges_.push_back({step.starts[row], int32_t(h), int32_t(parts), int32_t(splits)});
                 for (int64_t i = 0; i < splits; i++)
                     add_single({int32_t(row), int32_t(head), int32_t(together), 0, 1, int32_t(low + i * SPLIT),
                                 int32_t(std::min(low + (i + 1) * SPLIT, step.used[row] + int64_t(0))), lot, -1, 0},
-                               {step.starts[row], -1, splits > 1 ? int32_t(first_part + i) : -1, int32_t(splits)});
+                               {step.starts[row], -1, splits > 1 ? int32_t(first_part + i) : -1, int32_t(splits),
+                                int32_t(merge)});
             }
             continue;
         }
@@ -66,6 +67,9 @@ void AttentionPlan::make(const FolioStep& step, const FolioGroup& group, int64_t
     // for their keys takes as long as they do.
     bool small = !items_.empty() && items_.back().members && items_.back().end - items_.back().begin <= 2 * UNIT;
     held_ = small ? 0 : 2 * step.threads;
+    int64_t merges = int64_t(merges_.size());
+    if (room_ < merges) missing_.reset(new std::atomic<int32_t>[size_t(merges)]), room_ = merges;
+    for (int64_t i = 0; i < merges; i++) missing_[size_t(i)].store(merges_[size_t(i)].parts, std::memory_order_relaxed);
     if (int64_t size = parts * shared_ * (padded_ + 2); int64_t(partial_.size()) < size) partial_.resize(size_t(size));
     if (in_bytes()) queries_.make(step.num_tokens, kv_heads, shared_, dim);
     if (int64_t(scratch_.size()) < step.threads) scratch_.resize(size_t(step.threads));
