@@ -21,6 +21,8 @@ Move = TypeVar("Move", BlockCopy, BlockSwap)
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.int8: "int8"}
 SCALE_BYTES = 4
 """Of the float32 scale that follows each head's int8 values."""
+TOUCHED_BYTES = 512 << 20
+"""Of the pool that a CPU's system gives at the start: as it is needed, a big page may take milliseconds in a virtual machine."""
 
 
 def device_kv_specs(shape: ModelShape, dtype: torch.dtype) -> tuple[KVSpec, ...]:
@@ -66,6 +68,8 @@ class KVTensors:
         self._groups = [
             _zeros((spec.num_layers, 2, num_blocks, *block), dtype, device, big_pages=True) for spec in self.specs
         ]
+        for group in self._groups:
+            _touch(group, TOUCHED_BYTES // len(self._groups))
         # Memory that the device's copy engine reads without a copy in between.
         pinned = device.type == "cuda"
         self._host = [
@@ -137,6 +141,12 @@ def _by_group(moves: Sequence[Move]) -> list[tuple[int, list[Move]]]:
 
 def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, pinned: bool) -> Tensor:
     return torch.zeros(shape, dtype=dtype, pin_memory=True) if pinned else _zeros(shape, dtype, torch.device("cpu"))
+
+
+def _touch(blocks: Tensor, nbytes: int) -> None:
+    """Have the system give the memory of the first blocks [layers, 2, blocks, ...] now, in all up to ``nbytes``."""
+    if blocks.device.type == "cpu":
+        blocks[:, :, : nbytes * blocks.shape[2] // max(1, blocks.nbytes)].zero_()
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, big_pages: bool = False) -> Tensor:
