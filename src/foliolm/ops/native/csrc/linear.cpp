@@ -128,7 +128,7 @@ private:
                     second.weight = &linear_.parts[1];
                 else if (panels == 2)
                     second = unit_at(at + 1);
-                OctetPanel pair[OCTET_PANELS];
+                OctetPanel pair[OCTET_PANELS] = {};
                 for (int64_t i = 0; i < panels; i++) {
                     const Unit& unit = i ? second : first;
                     make_octets(*unit.weight, unit.panel, memory[i]);
