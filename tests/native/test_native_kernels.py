@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +66,29 @@ def error_of(form, got, x, weights, added=0.0):
 
     # Where a CPU multiplies pairs of bfloat16, many rows are rounded as such weights are.
     return min(error(x), error(x.bfloat16())) if form is Format.BF16 else error(x)
+
+
+def threads_on_one_core():
+    """Which of this process' threads may run on a single core only, and that."""
+    masks = {int(tid): os.sched_getaffinity(int(tid)) for tid in os.listdir("/proc/self/task")}
+    return {tid: next(iter(mask)) for tid, mask in masks.items() if len(mask) == 1}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are chosen on Linux")
+def test_as_many_threads_as_cores_keep_to_one_each(native):
+    """Two that share one would wait for each other; the caller is free again afterwards, and so are other numbers."""
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("one core")
+    weight, x = pack_floats(native, torch.randn(40, 64), Format.F32), torch.randn(20, 64)
+    for _ in range(2):
+        product(native, [weight], None, x, threads=len(allowed) + 1)
+        before = threads_on_one_core()
+        product(native, [weight], None, x, threads=len(allowed))
+        kept = {tid: core for tid, core in threads_on_one_core().items() if tid not in before}
+        assert len(kept) == len(set(kept.values())) == len(allowed) - 1
+        assert set(kept.values()) <= allowed
+        assert os.sched_getaffinity(0) == allowed
 
 
 @settings(max_examples=25)

@@ -38,6 +38,48 @@ void wait_in_turns(const std::atomic<uint32_t>& value, uint32_t old, int spins, 
     while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
+// A core for each thread of a call, where there are as many as cores: the caller keeps the one it is on. Two threads on one
+// core, while something else runs on the other for a moment, wait for each other at every barrier; the system takes a
+// while to see that.
+class Cores {
+public:
+    // Chooses them; the caller stays on its own until `leave`.
+    void take(int threads) {
+        of_thread_.clear();
+#if defined(__linux__)
+        int here = sched_getcpu();
+        if (sched_getaffinity(0, sizeof allowed_, &allowed_) || CPU_COUNT(&allowed_) != threads || here < 0) return;
+        of_thread_.push_back(here);
+        for (int core = 0; core < CPU_SETSIZE; core++)
+            if (core != here && CPU_ISSET(core, &allowed_)) of_thread_.push_back(core);
+        if (int(of_thread_.size()) != threads) return of_thread_.clear();  // it was moved meanwhile
+        stay(here);
+#endif
+    }
+    void leave() {
+        if (!of_thread_.empty()) stay(ANY);
+    }
+
+    static constexpr int ANY = -1;
+    int of(int thread) const { return of_thread_.empty() ? ANY : of_thread_[size_t(thread)]; }
+
+    // The calling thread stays on a core from now on, or goes wherever the process may.
+    void stay([[maybe_unused]] int core) const {
+#if defined(__linux__)
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        if (core != ANY) CPU_SET(core, &one);
+        sched_setaffinity(0, sizeof one, core == ANY ? &allowed_ : &one);
+#endif
+    }
+
+private:
+    std::vector<int> of_thread_;
+#if defined(__linux__)
+    cpu_set_t allowed_;
+#endif
+};
+
 class Pool {
 public:
     ~Pool() { resize(0); }
@@ -50,6 +92,7 @@ public:
         }
         if (int(workers_.size()) != threads - 1) resize(threads - 1);
         Team team(threads);
+        cores_.take(threads);
         team_ = &team;
         work_ = &work;
         left_.store(uint32_t(threads - 1), std::memory_order_relaxed);
@@ -57,6 +100,7 @@ public:
         epoch_.notify_all();
         work(team, 0);
         for (uint32_t left; (left = left_.load(std::memory_order_acquire)) != 0;) wait_for_change(left_, left);
+        cores_.leave();
     }
 
 private:
@@ -72,16 +116,18 @@ private:
     }
 
     void serve(int thread, uint32_t seen) {
-        for (;;) {
+        for (int core = Cores::ANY;;) {
             wait_in_turns(epoch_, seen, IDLE_SPINS, IDLE_YIELDS);
             seen = epoch_.load(std::memory_order_acquire);
             if (stopping_.load(std::memory_order_relaxed)) return;
+            if (cores_.of(thread) != core) cores_.stay(core = cores_.of(thread));
             (*work_)(*team_, thread);
             if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) left_.notify_all();
         }
     }
 
     std::vector<std::thread> workers_;
+    Cores cores_;
     Team* team_ = nullptr;
     const std::function<void(Team&, int)>* work_ = nullptr;
     std::atomic<bool> stopping_{false};
