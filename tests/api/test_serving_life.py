@@ -161,7 +161,8 @@ def test_an_abort_ends_whatever_bears_the_name(server):
         )
         # Not before it has arrived: until then there is nobody of that name, and gauges may still show the one before.
         deadline = time.monotonic() + 30
-        while server.http.post("/abort_requests", json={"request_ids": ["from-header"]}).json() != {"aborted": ["from-header"]}:
+        names = ["from-header"]
+        while server.http.post("/abort_requests", json={"request_ids": names}).json() != {"aborted": names}:
             assert time.monotonic() < deadline, "it never came"
         answer = whole.result(30)
     assert answer.headers["x-request-id"] == "from-header"

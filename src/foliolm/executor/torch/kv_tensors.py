@@ -22,7 +22,7 @@ DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float
 SCALE_BYTES = 4
 """Of the float32 scale that follows each head's int8 values."""
 TOUCHED_BYTES = 512 << 20
-"""Of the pool that a CPU's system gives at the start: as it is needed, a big page may take milliseconds in a virtual machine."""
+"""Of the pool, what a CPU's system gives at the start: later, a big page may take milliseconds in a virtual machine."""
 
 
 def device_kv_specs(shape: ModelShape, dtype: torch.dtype) -> tuple[KVSpec, ...]:
